@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import fields, replace
@@ -24,6 +24,7 @@ from handrail.guards.identity import ApiKeys, Verifier
 from handrail.guards.limits import Rates
 from handrail.guards.policy import Policy, Rule
 from handrail.guards.sanitize import Sanitize
+from handrail.stores import is_url, public_url
 from handrail.suggest import closest
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "HttpSettings",
     "IdentitySettings",
     "RepairSettings",
+    "StoreSettings",
     "load_config",
 ]
 
@@ -46,7 +48,8 @@ SECTIONS = {  # that a guard is made of, where that is not the section of its na
     "rates": {"limits"},
     "trail": {"audit"},
     "audit_arguments": {"audit"},
-    "store": {"audit"},
+    "store": {"store", "audit"},
+    "accept_loss": {"store"},
 }
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list"}
@@ -162,10 +165,28 @@ class RepairSettings(_Section, frozen=True):
     on: Annotated[bool, Meta(description="Read them so, and say that it was done.")] = False
 
 
+class StoreSettings(_Section, frozen=True):
+    """What the replicas of a server share: sessions, limits, and approvals unless PostgreSQL has them."""
+
+    url: Annotated[str, Meta(description="redis://…, rediss://…, redis+sentinel://… or redis+cluster://….")] = ""
+    accept_loss: Annotated[
+        bool, Meta(description="Keep approvals in a store that may lose a write, so that one may count twice.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        _check_url("store.url", self.url, "redis://127.0.0.1:6379")
+
+
+def _check_url(where: str, url: str, example: str) -> None:
+    if url and not is_url(url):
+        raise ValueError(f"{where}: {public_url(url)!r} is not a URL such as {example}")
+
+
 class AuditSettings(_Section, frozen=True):
     """The record of each call."""
 
     on: Annotated[bool, Meta(description="Write it.")] = True
+    url: Annotated[str, Meta(description="postgresql://…, in place of a file; it has the approvals too.")] = ""
     file: Annotated[
         str, Meta(description="A .db or .jsonl file, from this file's folder; empty: state.db in the state folder.")
     ] = ""
@@ -173,6 +194,9 @@ class AuditSettings(_Section, frozen=True):
     kept: TrailSettings = TrailSettings()
 
     def __post_init__(self) -> None:
+        _check_url("audit.url", self.url, "postgresql://127.0.0.1/handrail")
+        if self.file and self.url:
+            raise ValueError("audit: file and url: choose one of them")
         if self.file and Path(self.file).suffix not in (".jsonl", *DATABASES):
             raise ValueError(f"audit.file: {self.file!r} does not end in .jsonl, or in {', '.join(DATABASES)}")
 
@@ -192,6 +216,7 @@ class Config(_Section, frozen=True):
     sanitize: Sanitize = Sanitize()
     repair: RepairSettings = RepairSettings()
     audit: AuditSettings = AuditSettings()
+    store: StoreSettings = StoreSettings()
     upstreams: Annotated[dict[str, UpstreamSettings], Meta(description="The servers behind `handrail gateway`.")] = {}
 
     def policy(self) -> Policy:
@@ -210,8 +235,9 @@ class Config(_Section, frozen=True):
                     settings.append(f'{place}.{name} = "{value}"')
         return settings + ([] if self.audit.on else ["audit.on = false"])
 
-    def audit_file(self, state: Path) -> Path:
-        return Path(self.audit.file) if self.audit.file else state / STATE_FILE
+    def audit_place(self, state: Path) -> Path | str:
+        """Return the file of the audit log, or its URL."""
+        return self.audit.url or (Path(self.audit.file) if self.audit.file else state / STATE_FILE)
 
     def guards(self, state: Path | None) -> GuardOptions:
         """For `Server.guard`; what has to be kept is kept in the folder `state`. Without one there is no audit."""
@@ -224,12 +250,21 @@ class Config(_Section, frozen=True):
         }
         if state is None:
             return options
-        file = self.audit_file(state)
+        place = self.audit_place(state)
         if self.audit.on:
-            options |= {"audit": file, "trail": self.audit.kept, "audit_arguments": self.audit.arguments}
-        if not self.audit.on or file.suffix not in DATABASES:
+            options |= {"audit": place, "trail": self.audit.kept, "audit_arguments": self.audit.arguments}
+        if self.store.url:
+            options |= {"store": self.store.url, "accept_loss": self.store.accept_loss}
+        elif not self.audit.on or (isinstance(place, Path) and place.suffix not in DATABASES):
             options["store"] = state / STATE_FILE
         return options
+
+    def approval_place(self, state: Path) -> Path | str:
+        """Return the file in which approvals wait, or the URL of the store or of the audit log that has them."""
+        if self.audit.on and self.audit.url:
+            return self.audit.url
+        options = self.guards(state)
+        return cast("Path | str", options.get("store", options.get("audit")))
 
 
 def load_config(path: str | Path) -> Config:

@@ -45,27 +45,26 @@ def run_approve(args: Namespace, screen: Screen) -> int:
 
 async def _run(args: Namespace, screen: Screen) -> int:
     command_config = CommandConfig(args)
-    audit_config, file = command_config.config.audit, command_config.store_file()
-    audit = command_config.config.audit_file(state_folder(os.environ)) if audit_config.on else None
-    if args.audit:
-        audit = file = Path(args.audit)
-        if file.suffix not in DATABASES or not file.is_file():
-            raise UsageError(
-                f"--audit: {file}: not the file of an audit in which approvals wait ({', '.join(DATABASES)})"
-            )
+    config = command_config.config
+    place, audit = command_config.approval_place(), config.audit_place(state_folder(os.environ))
+    own_file = Path(config.audit.file) if args.audit and not config.audit.url else None
+    if own_file is not None and (own_file.suffix not in DATABASES or not own_file.is_file()):
+        raise UsageError(
+            f"--audit: {args.audit}: not the file of an audit in which approvals wait ({', '.join(DATABASES)})"
+        )
     if args.where and args.remember is None:
         raise UsageError("--where: a condition on what is remembered; add --remember 2h, or leave it out")
-    if not file.exists():
-        nothing = f"{file}: nothing has been served from here, so nothing can wait"
+    if isinstance(place, Path) and not place.exists():
+        nothing = f"{place}: nothing has been served from here, so nothing can wait"
         if args.id or args.revoke:
             raise UsageError(f"{args.id or args.revoke}: there is no such thing; {nothing}")
         screen.note(nothing)
         if screen.as_json and not args.watch:
             screen.data([])
         return ExitCode.OK
-    store, trail = command_config.store(file), None
-    if audit is not None:
-        trail = open_trail(store if audit == file else audit, audit_config.kept, store=store)
+    store, trail = await command_config.open_store(place), None
+    if config.audit.on:
+        trail = open_trail(store if audit == place else audit, config.audit.kept, store=store)
     try:
         return await _ApprovalSession(
             ApprovalQueue(store, command_config.config.approvals, trail=trail), store, args, screen

@@ -89,7 +89,7 @@ def _paths(args: Namespace) -> list[Path]:
         return [Path(each) for each in args.files] or [client_file]
     from handrail.cli.load_server import CommandConfig  # it imports a whole server
 
-    server_file = CommandConfig(args).config.audit_file(state)
+    server_file = Path(CommandConfig(args).config.audit_place(state))
     if args.what == "verify" and not args.head and client_file.exists():
         return [server_file, client_file] if server_file.exists() else [client_file]
     return [server_file]

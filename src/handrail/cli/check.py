@@ -28,6 +28,7 @@ from handrail.model import Object, Principal
 from handrail.revisions import REVISIONS
 from handrail.schema.repair import repair
 from handrail.server import Server
+from handrail.stores import is_url, public_url
 from handrail.text.controls import mask, mask_words, one_line
 
 __all__ = ["run_check", "run_explain", "run_keys"]
@@ -61,7 +62,7 @@ def run_check(args: Namespace, screen: Screen) -> int:
         over_http, over_stdio = command_config.approvers(server)
         report = {
             "file": str(command_config.path or ""),
-            "config": {**to_builtins(config), "upstreams": _masked(config)},
+            "config": _without_secrets(config),
             "server": {name: _displayable(value) for name, value in server_guards.items()},
             "warnings": warnings,
             "approved_by": {"http": over_http, "stdio": over_stdio},
@@ -103,8 +104,17 @@ def _settings(command_config: CommandConfig, others: set[str]) -> list[Row]:
             is_written = written is not None and (not key or key in written)
             setting = _masked(config) if section == "upstreams" else to_builtins(getattr(value, key) if key else value)
             name = f"{section}.{key}" if key else section
-            rows.append((name, str(command_config.path) if is_written else "built in", json_text(setting)))
+            origin = command_config.origins.get(name, str(command_config.path) if is_written else "built in")
+            rows.append((name, origin, json_text(public_url(str(setting)) if key == "url" else setting)))
     return rows
+
+
+def _without_secrets(config: Config) -> Object:
+    """Return a configuration as JSON, without what may be a secret."""
+    document: Object = {**to_builtins(config), "upstreams": _masked(config)}
+    for section in ("store", "audit"):
+        document[section]["url"] = public_url(document[section]["url"])
+    return document
 
 
 def _masked(config: Config) -> Object:
@@ -123,7 +133,9 @@ def _displayable(value: Any) -> Any:
         return [to_builtins(each) for each in value.decisions]
     if value is None or isinstance(value, bool):
         return value
-    return to_builtins(value) if isinstance(value, Struct) else one_line(str(value), 200)
+    if isinstance(value, Struct):
+        return to_builtins(value)
+    return one_line(public_url(value) if is_url(value) else str(value), 200)
 
 
 # `handrail explain` runs and writes nothing
@@ -189,8 +201,8 @@ def _find(server: Server, args: Namespace) -> tuple[ToolEntry, Object]:
 def _audit(command_config: CommandConfig, server: Server) -> Row:
     audit, own = command_config.config.audit, server.engine.guard_options.get("audit")
     if own is not None and not command_config.mentions("audit"):
-        return "audit", "on", str(own) if isinstance(own, str | Path) else "where its author wants it"
-    return "audit", "on" if audit.on else "off", audit.file or "in the state folder"
+        return "audit", "on", public_url(str(own)) if isinstance(own, str | Path) else "where its author wants it"
+    return "audit", "on" if audit.on else "off", public_url(audit.url) or audit.file or "in the state folder"
 
 
 def _limits(rates: Rates | None, principal: Principal, tool: str) -> list[str]:

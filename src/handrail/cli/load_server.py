@@ -28,9 +28,10 @@ from typing import Any, Protocol, cast
 from handrail import stores
 from handrail.cli.exit_codes import UsageError
 from handrail.client.state_dir import StateDirectory, state_folder
-from handrail.config import FILE_NAME, SECTIONS, document, read
+from handrail.config import FILE_NAME, SECTIONS, ConfigError, document, read
 from handrail.engine.call import Call
 from handrail.engine.catalog import Catalog
+from handrail.engine.fleet import servers_in
 from handrail.engine.guard_set import GuardOptions
 from handrail.engine.pipeline import Handler
 from handrail.engine.results import TOOL as READ_MORE, smallest_cap
@@ -38,7 +39,7 @@ from handrail.guards.policy import LintedSubject, lint_rules, lint_settings
 from handrail.guards.sanitize import Sanitize
 from handrail.model import ToolResult
 from handrail.server import Server
-from handrail.stores import Store
+from handrail.stores import Store, is_url, public_url
 from handrail.suggest import closest
 
 __all__ = ["CommandConfig", "ServedSource", "ServerFile", "file_stamp", "reloading_server", "settings_for"]
@@ -369,6 +370,26 @@ class CommandConfig:
         self._check_beside(ServerFile(target).path.parent if target else None)
         self.raw = {} if self.path is None else document(self.path)
         self.config = read(self.raw, str(self.path or FILE_NAME))
+        self._server_name: str = getattr(args, "server_name", None) or ""
+        self.origins: dict[str, str] = {}  # of the settings that are not the file's
+        self._name_place("store", getattr(args, "store", None))
+        self._name_place("audit", getattr(args, "audit", None))
+
+    def _name_place(self, section: str, option: str | None) -> None:
+        """Let an option, or else a variable, name a place instead of the file."""
+        variable = f"HANDRAIL_{section.upper()}"
+        place, origin = (option, f"--{section}") if option else (os.environ.get(variable), variable)
+        if not place:
+            return
+        key = "url" if section == "store" or is_url(place) else "file"
+        written = {name: value for name, value in self.raw.get(section, {}).items() if name not in ("url", "file")}
+        value = os.path.abspath(place) if key == "file" else place
+        self.raw = {**self.raw, section: {**written, key: value}}
+        self.origins[f"{section}.{key}"] = origin
+        try:
+            self.config = read(self.raw, str(self.path or FILE_NAME))
+        except ConfigError as problem:
+            raise UsageError(f"{origin}: {str(problem).partition(': ')[2]}") from None
 
     def server_file(self, target: str | None, by: str = "name a FILE") -> ServerFile:
         if target:
@@ -403,13 +424,20 @@ class CommandConfig:
         off += [f"Server({name}=None)" for name in ("audit", "rates", "sanitize") if guards.get(name, name) is None]
         return f"{text}; switched off: {', '.join(off)}" if off else text
 
-    def store_file(self) -> Path:
-        """Return the file with the approvals and the addresses of open consoles."""
-        options = self.config.guards(state_folder(os.environ))
-        return cast(Path, options.get("store", options.get("audit")))
+    def approval_place(self) -> Path | str:
+        """Return the place of the approvals, the stops and the addresses of open consoles: a file, or a URL."""
+        return self.config.approval_place(state_folder(os.environ))
 
-    def store(self, file: Path) -> Store:
-        return stores.open(file, durable=self.config.audit.kept.sync == "every-call")
+    async def open_store(self, place: Path | str) -> Store:
+        """Open the store of an `approval_place`; where several servers have one, that of `--server-name`."""
+        name = self._server_name
+        if is_url(place) and not stores.is_database(str(place)) and not name:
+            names = await servers_in(str(place))
+            if len(names) != 1:
+                which = f"name one with --server-name: {', '.join(names)}" if names else "no server has used it yet"
+                raise UsageError(f"{public_url(str(place))}: {which}")
+            [name] = names
+        return stores.open(place, durable=self.config.audit.kept.sync == "every-call", name=name)
 
     def apply_for_serving(self, server: Server) -> None:
         """Guard a server that is to be served. It has an audit log, unless the configuration switches it off."""

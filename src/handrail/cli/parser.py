@@ -398,9 +398,6 @@ def _add_approval_verbs(verb: _AddVerb) -> None:
     approve.add_argument("--watch", action="store_true", help="wait for new calls")
     approve.add_argument("--remembered", action="store_true", help="list the remembered approvals")
     approve.add_argument("--revoke", metavar="ID", help="revoke a remembered approval")
-    approve.add_argument(
-        "--audit", metavar="FILE", help="audit log of a server with Server(audit=FILE) (the one of serve)"
-    )
     _add_config_options(approve)
 
     stop = verb(
@@ -470,6 +467,12 @@ def _add_config_options(command: CommandParser) -> None:
     command.add_argument("--config", metavar="FILE", help=text)
     only = "with --config: ignore another handrail.toml beside the server"
     command.add_argument("--config-only", action="store_true", help=only)
+    store = "what replicas share: redis://… (HANDRAIL_STORE, or `url` in [store])"
+    command.add_argument("--store", metavar="URL", help=store)
+    name = "the server, where several share what --store names"
+    command.add_argument("--server-name", metavar="NAME", help=name)
+    audit = "the audit log: a .db or .jsonl file, or postgresql://… (HANDRAIL_AUDIT, or [audit])"
+    command.add_argument("--audit", metavar="PLACE", help=audit)
 
 
 def _add_client_options(command: CommandParser, *, several: bool = False) -> None:

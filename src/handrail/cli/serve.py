@@ -164,13 +164,13 @@ async def _open_link(args: Namespace, screen: Screen) -> int:
     from handrail.console.access import ROLES, SessionStore, new_code
 
     command_config = CommandConfig(args)
-    file = command_config.store_file()
+    place = command_config.approval_place()
     roles = args.roles.split(",") if args.roles else None
     if unknown := sorted(set(roles or ()) - set(ROLES)):
         raise UsageError(f"--roles: {unknown[0]!r} is not one of {', '.join(ROLES)}")
-    if not file.exists():
-        raise UsageError(f"{file}: nothing has been served from here; `handrail serve FILE --console` opens one")
-    store = command_config.store(file)
+    if isinstance(place, Path) and not place.exists():
+        raise UsageError(f"{place}: nothing has been served from here; `handrail serve FILE --console` opens one")
+    store = await command_config.open_store(place)
     try:
         rows = await store.scan("console-at:")
         consoles = [(key.split(":", 1)[1].rpartition(":")[0], decode(value)["url"]) for key, value in rows]

@@ -32,7 +32,7 @@ async def _run(args: Namespace, screen: Screen) -> int:
         raise UsageError("name one of them: the NAME of an upstream, --tool NAME or --caller ID")
     StateDirectory(state_folder(os.environ)).prepare()
     command_config = CommandConfig(args)
-    store = command_config.store(command_config.store_file())
+    store = await command_config.open_store(command_config.approval_place())
     try:
         if things:
             await _change(*things[0], args, command_config, store, screen)
@@ -52,9 +52,9 @@ async def _change(
     kind: StopKind, name: str, args: Namespace, command_config: CommandConfig, store: Store, screen: Screen
 ) -> None:
     """Record what the operator does in the audit log, and do it."""
-    audit, file = command_config.config.audit, command_config.config.audit_file(state_folder(os.environ))
+    audit, place = command_config.config.audit, command_config.config.audit_place(state_folder(os.environ))
     if audit.on:
-        trail = open_trail(store if file == command_config.store_file() else file, audit.kept, store=store)
+        trail = open_trail(store if place == command_config.approval_place() else place, audit.kept, store=store)
         step = f"{'started' if args.undo else 'stopped'} {kind} {one_line(name, 100)}"
         try:
             await trail.write(ConsoleRecord("console", step=step, by=operator_name(), server=""))

@@ -13,10 +13,10 @@ from secrets import token_hex
 from msgspec import Struct
 from msgspec.json import decode, encode
 
-from handrail import __version__
+from handrail import __version__, stores
 from handrail.engine.core import Engine
 from handrail.protocol.seal import KEY_HINT
-from handrail.stores import Store, StoreError
+from handrail.stores import Store, StoreError, is_url
 
 __all__ = ["Replica", "joined", "replicas_in"]
 
@@ -24,8 +24,9 @@ log = logging.getLogger("handrail")
 
 BEAT_SECONDS = 5.0
 REPLICA_TTL_SECONDS = 20.0
-KEY_TTL_SECONDS = 30 * 86_400.0  # a key that no replica has used for so long need not be known any more
+NOTE_TTL_SECONDS = 30 * 86_400.0  # of the key and the name of a server that no replica has for so long
 PREFIX = "replica:"
+SERVER_PREFIX = "server:"  # in the part of a store that all servers share
 KEY_NOTE = "sealing-key"
 
 
@@ -47,6 +48,24 @@ async def replicas_in(store: Store) -> list[Replica]:
     return [decode(value, type=Replica) for _, value in await store.scan(PREFIX)]
 
 
+async def servers_in(url: str) -> list[str]:
+    """Return the names of the servers that have shared the store of a URL in the last thirty days."""
+    directory = stores.open(url)
+    try:
+        return [key.removeprefix(SERVER_PREFIX) for key, _ in await directory.scan(SERVER_PREFIX)]
+    finally:
+        await directory.close()
+
+
+async def _register(url: str, name: str) -> None:
+    """Note the name of a server where commands find it: each server has keys of its own."""
+    directory = stores.open(url)
+    try:
+        await directory.put(SERVER_PREFIX + name, b"", ttl=NOTE_TTL_SECONDS)
+    finally:
+        await directory.close()
+
+
 @asynccontextmanager
 async def joined(engine: Engine, store: Store) -> AsyncIterator[None]:
     """Be a replica in `store` while the context is open. A StoreError refuses a replica that seals with another key."""
@@ -56,6 +75,9 @@ async def joined(engine: Engine, store: Store) -> AsyncIterator[None]:
             f" sessions; {KEY_HINT}"
         )
     await _note_key(engine.seal.fingerprints, store)
+    place = engine.guard_options.get("store")
+    if is_url(place):
+        await _register(str(place), engine.identity.name)
     started, identity = engine.clock(), token_hex(6)
 
     def replica(beat: int) -> bytes:
@@ -86,7 +108,7 @@ async def joined(engine: Engine, store: Store) -> AsyncIterator[None]:
 async def _note_key(fingerprints: list[str], store: Store) -> None:
     """Note the key that this replica seals with, unless it cannot open what the others seal."""
     own = fingerprints[0].encode()
-    while not await store.put(KEY_NOTE, own, ttl=KEY_TTL_SECONDS, if_absent=True):
+    while not await store.put(KEY_NOTE, own, ttl=NOTE_TTL_SECONDS, if_absent=True):
         noted = await store.get(KEY_NOTE)
         if noted is None:
             continue
@@ -95,5 +117,5 @@ async def _note_key(fingerprints: list[str], store: Store) -> None:
                 "this replica has another key than those that share its store: give it the same HANDRAIL_KEY, or, to"
                 " replace a key, both with a comma between them"
             )
-        if await store.put(KEY_NOTE, own, ttl=KEY_TTL_SECONDS, if_equals=noted):
+        if await store.put(KEY_NOTE, own, ttl=NOTE_TTL_SECONDS, if_equals=noted):
             return

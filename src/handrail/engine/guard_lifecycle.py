@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from handrail.guards.limits import StoreLimiter
 log = logging.getLogger("handrail")
 
-POSTGRES_SCHEMES = ("postgresql://", "postgres://")
-
 
 @asynccontextmanager
 async def open_guards(guards: GuardSet, post: HttpPost, listener_store: Store | None = None) -> AsyncIterator[None]:
@@ -85,7 +83,7 @@ class _GuardOpening:
 
     def _open_store(self, place: str | Path) -> Store:
         settings, guards = self._guards.options.get("trail"), self._guards
-        if is_url(place) and str(place).startswith(POSTGRES_SCHEMES):
+        if stores.is_database(str(place)):
             raise ValueError("store: PostgreSQL keeps the audit log and its approvals: give this URL as `audit`")
         durable = settings is None or settings.sync == "every-call"
         store = stores.open(place, durable=durable, clock=guards.clock, name=guards.name)

@@ -131,6 +131,11 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and (place == "memory:" or _URL.fullmatch(place) is not None)
 
 
+def is_database(url: str) -> bool:
+    """Return whether a URL is that of PostgreSQL, which keeps the audit log and the approvals."""
+    return url.startswith(("postgresql://", "postgres://"))
+
+
 def public_url(url: str) -> str:
     """Return a URL as it may be shown: without a password, and without a query, which may have one."""
     scheme, colon, rest = url.partition("://")
