@@ -825,7 +825,7 @@ async def test_two_who_say_the_same_of_themselves_are_two_if_they_shook_hands() 
 async def beside(first: Rig, shop: Shop, shared: Path) -> AsyncIterator[Console]:
     """The console of another worker of the same server."""
     second = Console(shop.server, workers=2, shared=shared)
-    second.context.instance_id = first.console.context.instance_id
+    second.context.channel = first.console.context.channel
     async with shop.server.serving(), second.serving():
         second.context.worker = "second"
         yield second

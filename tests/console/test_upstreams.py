@@ -352,7 +352,7 @@ async def test_stops_and_what_is_accepted_hold_in_every_worker_also_in_one_that_
         await here.tools()
         await page.post("stops", kind="upstream", name="fs", on=False)
         second = Console(two, workers=2, shared=shared)
-        second.context.instance_id = rig.console.context.instance_id
+        second.context.channel = rig.console.context.channel
         async with two.serving(), second.serving(), Peer(two) as there:
             second.context.worker = "second"
             far = two.upstreams["fs"]

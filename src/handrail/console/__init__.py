@@ -15,10 +15,11 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from msgspec import MsgspecError
+from msgspec import MsgspecError, to_builtins
 from msgspec.json import decode
 
 from handrail import stores
@@ -36,6 +37,7 @@ from handrail.console.access import (
 from handrail.console.context import ConsoleContext
 from handrail.console.events import ActivityPublisher
 from handrail.console.routes import COMMANDS, find_route
+from handrail.engine.fleet import replicas_in
 from handrail.gateway.stops import refresh_stops
 from handrail.jsonrpc import encode
 from handrail.model import Object
@@ -53,6 +55,7 @@ log = logging.getLogger("handrail")
 DEFAULT_ADDRESS = "127.0.0.1:7420"
 ADDRESS_TTL_SECONDS = 60.0
 RETRY_SECONDS = 1.0
+REPLICAS_SECONDS = 2.0  # between two looks at the list of replicas
 GRACE_SECONDS = 0.5
 NO_SESSION = ConsoleSession(key="", who="", roles=frozenset(), csrf="", server="", began=0.0, renewed=0.0)
 
@@ -93,6 +96,7 @@ class Console:
         self.server = server
         self.start_code = new_code()  # of the start link
         self.url = ""
+        self._address_id = token_hex(8)
         self.on_ready: Callable[[], None] = lambda: None  # called when pages are served
         self._host_check = HostOriginCheck(self.context.settings.hosts)
         self._topics_file = shared  # the file of the topics, if there are several workers
@@ -130,9 +134,14 @@ class Console:
         context = self.context
         async with AsyncExitStack() as stack:
             context.feed.open()
-            topics = self._open_topics()
-            stack.push_async_callback(topics.close)
-            context.open(topics, str(os.getpid()) if context.workers > 1 else "")
+            shared = context.guards.shared_store
+            topics = self._open_topics() if shared is None else shared
+            if shared is None:
+                stack.push_async_callback(topics.close)
+            process = f"{socket.gethostname()}/{os.getpid()}" if shared is not None else str(os.getpid())
+            context.open(topics, process if context.workers > 1 or shared is not None else "")
+            if shared is not None:
+                stack.push_async_callback(_cancel_task, asyncio.create_task(self._follow_replicas(shared)))
             if context.workers == 1:
                 context.guards.approval_queue.enable_operators()
             seconds_left = context.started + CODE_SECONDS - context.clock()
@@ -169,10 +178,23 @@ class Console:
     def _open_topics(self) -> Store:
         return stores.open("memory:" if self._topics_file is None else self._topics_file, durable=False)
 
+    async def _follow_replicas(self, store: Store) -> None:
+        """Keep the list of the replicas that share a store."""
+        context, beats, clock = self.context, dict[str, tuple[int, float]](), asyncio.get_running_loop().time
+        while True:
+            with contextlib.suppress(StoreError):
+                replicas = await replicas_in(store)
+                beats = {each.id: _latest_beat(beats.get(each.id), each.beat, clock()) for each in replicas}
+                rows: list[Object] = [
+                    {**to_builtins(each), "seen": max(0, round(clock() - beats[each.id][1]))} for each in replicas
+                ]
+                context.replicas, context.workers = rows, max(2, len(rows))
+            await asyncio.sleep(REPLICAS_SECONDS)
+
     async def _advertise_address(self) -> None:
         """Keep the address in the store, where `handrail console` looks for it."""
         context = self.context
-        key = f"console-at:{context.server.name}:{context.instance_id}"
+        key = f"console-at:{context.server.name}:{self._address_id}"
         location = encode({"url": self.url, "pid": os.getpid()})
         try:
             while self.url:
@@ -184,7 +206,7 @@ class Console:
                 await context.store.delete(key)
 
     async def _run_commands(self, subscribed: asyncio.Event) -> None:
-        topics, channel = self.context.topics, f"console-do:{self.context.instance_id}"
+        topics, channel = self.context.topics, f"console-do:{self.context.channel}"
         while True:
             try:
                 async with topics.subscribe(channel) as commands:
@@ -307,6 +329,11 @@ async def _stream(response: HttpResponse, headers: Fields, body: AsyncIterator[b
         for problem in problems:
             if isinstance(problem, Exception):
                 log.error("console: event stream or download failed", exc_info=problem)
+
+
+def _latest_beat(before: tuple[int, float] | None, beat: int, now: float) -> tuple[int, float]:
+    """Return a beat, and when it was seen first, by the clock of this process."""
+    return before if before is not None and before[0] == beat else (beat, now)
 
 
 async def _cancel_task(task: asyncio.Task[Any]) -> None:

@@ -70,9 +70,10 @@ class ConsoleContext:
         self.source = source  # the file of the server
         self.transport = transport
         self.endpoint = ""
-        self.workers = workers
+        self.workers = workers  # processes of this server; in a fleet those of all machines, and at least 2
         self.worker = ""  # the name of this process; empty if it is the only one
-        self.instance_id = secrets.token_hex(8)  # of this start of the server; the same in all workers
+        self.channel = secrets.token_hex(8)  # of the topics: the same in all workers
+        self.replicas: list[Object] = []  # in a fleet
         self.started = self.clock()
         self.on_watch: Callable[[], None] = lambda: None  # a page is open, here or in another worker
         self.runs: dict[str, PendingRun] = {}  # tool runs started from a page, by id
@@ -84,7 +85,9 @@ class ConsoleContext:
         self.verified: tuple[Any, Object, float] | None = None  # stamps of the audit files, the report, and when
 
     def open(self, topics: Store, worker: str) -> None:
-        """Set the stores of this process, when it starts to serve."""
+        """Set the stores of this process, when it starts to serve. The replicas of a fleet have one set of topics."""
+        if topics is self.guards.shared_store:
+            self.workers, self.channel = max(self.workers, 2), "fleet"
         self.worker = worker
         self.topics = topics
         self.stopping, self.verify_lock, self.stop_lock = asyncio.Event(), asyncio.Lock(), asyncio.Lock()
@@ -119,11 +122,11 @@ class ConsoleContext:
 
     async def publish_raw(self, event: str, data: bytes, *, to: str = "") -> None:
         """Send an event whose data is already encoded."""
-        await self.topics.publish(f"console:{self.instance_id}", f"{event}\n{to}\n".encode() + data)
+        await self.topics.publish(f"console:{self.channel}", f"{event}\n{to}\n".encode() + data)
 
     async def send_command(self, name: str, data: Object) -> None:
         """Run a command of `routes.COMMANDS` in every worker."""
-        await self.topics.publish(f"console-do:{self.instance_id}", f"{name}\n".encode() + encode(data))
+        await self.topics.publish(f"console-do:{self.channel}", f"{name}\n".encode() + encode(data))
 
     async def ask_workers(self, name: str, data: Object) -> list[bytes]:
         """Run a command that replies, in every worker; return the replies that come within REPLY_SECONDS."""

@@ -253,6 +253,7 @@ class MergedView:
             **self.merged_tick(finished[-MAX_FINISHED:]),
             "minutes": [_sum_minutes(at, by_time[at]) for at in sorted(by_time)],
             "approvals": cards,
+            "replicas": self._context.replicas,
             "connections": merge_connections(self.connections.values()),
             "figures": self.page_figures(),
             "upstreams": upstreams.merge_rows(self.upstreams.values()),
@@ -300,6 +301,7 @@ class EventStream:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED_MESSAGES)
         self._pending_callers: dict[str, str] = {}  # by approval: whether its caller still waits
         self._health: Object = {}
+        self._replicas: list[Object] = []
 
     async def run(self) -> AsyncIterator[bytes]:
         clock = asyncio.get_running_loop().time
@@ -337,7 +339,7 @@ class EventStream:
     async def _subscribe(self, stack: AsyncExitStack) -> None:
         """Put the messages of all workers and the changes of approvals into the queue."""
         context = self._context
-        updates = await stack.enter_async_context(context.topics.subscribe(f"console:{context.instance_id}"))
+        updates = await stack.enter_async_context(context.topics.subscribe(f"console:{context.channel}"))
         approval_updates = await stack.enter_async_context(context.store.subscribe("approvals"))
         for pump in (
             _pump(updates, self._queue),
@@ -366,7 +368,7 @@ class EventStream:
         cards = await approvals.cards(self._context, self._session)
         self._pending_callers = {each["id"]: each["caller"] for each in cards}
         hello = self._view.hello(cards)
-        self._health = hello["health"]
+        self._health, self._replicas = hello["health"], hello["replicas"]
         return sse.encode_event(encode(hello), name="hello", retry_ms=1000)
 
     def _is_end(self, event: bytes, to: bytes) -> bool:
@@ -418,6 +420,9 @@ class EventStream:
         if (health := view.health(len(self._pending_callers))) != self._health:
             self._health = health
             yield sse.encode_event(encode(health), name="health")
+        if self._context.replicas != self._replicas:
+            self._replicas = self._context.replicas
+            yield sse.encode_event(encode(self._replicas), name="replicas")
 
 
 async def _pump(messages: AsyncIterator[bytes], queue: asyncio.Queue[bytes], prefix: bytes = b"") -> None:
