@@ -19,11 +19,15 @@ from msgspec.structs import FieldInfo, fields
 
 import handrail.guards
 from handrail.config import Config
-from handrail.gateway.settings import UpstreamSettings
+from handrail.gateway.settings import AuthSettings, UpstreamSettings
 from handrail.guards.predicates import Predicate
 
 __all__ = ["PAGE", "page"]
 
+IN_PYTHON = {
+    UpstreamSettings: " In Python: options of `Server.include`.",
+    AuthSettings: " In Python: `auth=OAuth(…)`.",
+}
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "configuration.md"
 WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
 INTRODUCTION = """\
@@ -80,8 +84,8 @@ def _table(heading: str, kind: type[Struct], told: str = "") -> Iterator[str]:
         named, inner = _struct(key.type)
         if inner is not None:
             inside.setdefault(inner, []).append(f"`[{path}.{key.encode_name}{named}]`")
-    made = " In Python: options of `Server.include`."
-    if kind is not UpstreamSettings:
+    made = IN_PYTHON.get(kind, "")
+    if not made:
         if kind.__module__ != Config.__module__ and getattr(handrail.guards, kind.__name__) is not kind:
             raise LookupError(f"handrail.guards.{kind.__name__} is another class")
         made = "" if kind.__module__ == Config.__module__ else f" In Python: `handrail.guards.{kind.__name__}`."

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from msgspec import Meta, Struct, ValidationError, convert, field
@@ -357,7 +358,11 @@ def _parts_of(content: Any, kind: Any, path: str) -> Iterator[tuple[Any, Any, st
 
 
 def _unwrap(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    """A type without what is said of it, and a section without that it may be missing."""
+    inner = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    members = [each for each in get_args(inner) if each is not NoneType] if get_origin(inner) is UnionType else []
+    is_section = len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Struct)
+    return members[0] if is_section else inner
 
 
 def _join_path(path: str, key: str) -> str:

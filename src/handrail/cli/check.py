@@ -122,6 +122,8 @@ def _masked(config: Config) -> Object:
     upstreams = {name: to_builtins(each) for name, each in config.upstreams.items()}
     for each in upstreams.values():
         each |= {key: mask_values(each[key]) for key in ("headers", "env")}
+        if each["auth"] is not None:
+            each["auth"] |= mask_values({"client_secret": each["auth"]["client_secret"]})
         each |= {"command": mask_words(words) if isinstance(words := each["command"], list) else mask(words)}
         each |= {"url": mask(each["url"].partition("?")[0])}  # a query often holds a key
     return upstreams

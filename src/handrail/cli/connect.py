@@ -247,6 +247,7 @@ def _introduce(entry: ServerEntry, written: ServerEntry | None, screen: Screen) 
         rows.append(("in", entry.cwd or "this folder"))
     rows += [("with", f"{name}={value}") for name, value in written.env.items()]
     rows += [("sending", f"{name}: {value}") for name, value in written.headers.items()]
+    rows += [("auth", f"{name} = {value}") for name, value in written.auth.items()]
     for what, text in rows:
         print(f"  {what:8} {one_line(text, 2_000)}", file=sys.stderr, flush=True)
 

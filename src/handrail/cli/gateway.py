@@ -22,11 +22,12 @@ from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.load_server import POLL_SECONDS, CommandConfig, ServedSource, Stamp, file_stamp
 from handrail.cli.serve import listen_at, serve
 from handrail.cli.terminal import Screen
-from handrail.client.mcp_config import EntryError, MissingVariable, ServerEntry, load
+from handrail.client.mcp_config import EntryError, MissingVariable, ServerEntry, fill_in, load
 from handrail.client.state_dir import Consents, StateDirectory, state_folder
 from handrail.config import ConfigError, load_config
 from handrail.errors import Denied, HandrailError
 from handrail.gateway.settings import UpstreamOptions, UpstreamSettings
+from handrail.schema.jsonable import pointer
 from handrail.server import Server
 from handrail.text.controls import mask, mask_words
 
@@ -75,6 +76,13 @@ class UpstreamPlan(Struct, frozen=True):
     def prefix(self) -> str:
         prefix = self.settings.prefix
         return f"{_NOT_IN_PREFIX.sub('_', self.name)}_" if prefix is None else prefix
+
+    def authorization(self, config_file: Path | None) -> UpstreamOptions:
+        """Return the option `auth`, if the settings have one."""
+        if self.settings.auth is None or config_file is None:
+            return {}
+        texts = {name: text for name, text in self.thing.auth.items() if name != "grant"}
+        return {"auth": self.settings.auth.oauth(texts, config_file.parent)}
 
 
 class UpstreamSource:
@@ -184,6 +192,7 @@ class UpstreamSource:
             raise Denied(f"nobody has agreed to what the file starts here; this shows it and asks: {command}")
         return {
             **plan.settings.options(),
+            **plan.authorization(self.config_file),
             "name": plan.name,
             "trusted": plan.settings.trusted or self._args.trust,
             "agree": lambda entry: True,
@@ -297,6 +306,11 @@ def _entry_of(
         members |= {"url": settings.url} if settings.url else {}
         members |= {"headers": settings.headers, "env": settings.env}
         [entry], missing = load({"mcpServers": {name: members}}, environ)
+        if (auth := settings.auth) is not None:
+            if not settings.url:
+                raise ConfigError(f"{path}: upstreams.{name}.auth: a command has no authorization over HTTP; use env")
+            texts, unset = fill_in(auth.texts, pointer("/mcpServers", name) + "/auth", name, environ)
+            entry, missing = replace(entry, auth={"grant": auth.grant, **texts}), missing + unset
     except EntryError as problem:
         text = "; ".join(each.replace("/mcpServers/", "upstreams.", 1) for each in problem.problems)
         raise ConfigError(f"{path}: {text}") from None

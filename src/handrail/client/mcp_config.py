@@ -79,6 +79,7 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cwd: str = ""
     headers: dict[str, str] = {}
+    auth: dict[str, str] = {}  # settings of its authorization, of `handrail.toml`
     source: str = ""  # path of the configuration file; empty: from code
     disabled: bool = False
 
@@ -121,6 +122,18 @@ def load(
         return _Reader("", environ).read(source, "server")
     path = Path(source)
     return _Reader(str(path.absolute()), environ).read(_document(path), path.stem)
+
+
+def fill_in(
+    texts: Mapping[str, str], where: str, entry: str, environ: Mapping[str, str] | None
+) -> tuple[dict[str, str], list[MissingVariable]]:
+    """Return texts of an entry with their variables substituted, and the missing ones; `where` is a JSON pointer."""
+    reader = _Reader("", environ)
+    reader.entry = entry
+    filled = {name: reader.line(text, pointer(where, name)) for name, text in texts.items()}
+    if reader.problems:
+        raise EntryError("", reader.problems)
+    return filled, reader.missing
 
 
 def parse(text: str) -> Any:
@@ -260,7 +273,7 @@ class _Reader:
             url=self._url(value[address], f"{where}/{address}") if address else "",
             env=self._texts(value.get("env"), f"{where}/env", "variable", self._variable),
             cwd=self._folder(value.get("cwd"), f"{where}/cwd") if kind == "stdio" else "",
-            headers=self._texts(value.get("headers"), f"{where}/headers", "header", self._line),
+            headers=self._texts(value.get("headers"), f"{where}/headers", "header", self.line),
             source=self.source,
             disabled=bool(self._value_of_type(bool, value.get("disabled"), f"{where}/disabled", "true or false")),
         )
@@ -270,8 +283,8 @@ class _Reader:
             self._value_of_type(list, value.get("args"), f"{where}/args", "an array of texts, one for each argument")
             or []
         )
-        program = self._line(value["command"], f"{where}/command")
-        rest = [self._line(each, f"{where}/args/{i}") for i, each in enumerate(args)]
+        program = self.line(value["command"], f"{where}/command")
+        rest = [self.line(each, f"{where}/args/{i}") for i, each in enumerate(args)]
         if isinstance(value["command"], str) and (not program.strip() or program.startswith("-")):
             self._add_problem(f"{where}/command", program, "the name or the path of a program")
         if _BATCH_FILE.search(program) and any(_BATCH_MEANING.search(each) for each in rest):
@@ -280,13 +293,13 @@ class _Reader:
         return (program, *rest)
 
     def _url(self, value: Any, where: str) -> str:
-        url = self._line(value, where)
+        url = self.line(value, where)
         if isinstance(value, str) and not re.match(r"https?://[^\s/]|\$\{", url):
             self._add_problem(where, url, "an address that begins with https:// or http://")
         return url
 
     def _folder(self, value: Any, where: str) -> str:
-        folder = "" if value is None else self._line(value, where)
+        folder = "" if value is None else self.line(value, where)
         return str(self.base / folder) if self.source and not folder.startswith("${") else folder
 
     def _texts(self, value: Any, where: str, what: str, read: Callable[[Any, str], str]) -> dict[str, str]:
@@ -311,7 +324,7 @@ class _Reader:
             self.problems.append(f"{where}: has a character that no variable can have, U+0000")
         return text
 
-    def _line(self, value: Any, where: str) -> str:
+    def line(self, value: Any, where: str) -> str:
         text = self._text(value, where)
         if _BREAKS.search(text):
             self.problems.append(f"{where}: has a new line or U+0000; it must be one line")

@@ -120,6 +120,8 @@ class Consents:
 def digest(entry: ServerEntry) -> str:
     """Return the SHA-256 of all that decides what is started or connected to; possible secrets are hashed first."""
     hashes = [{name: _hash(text) for name, text in each.items()} for each in (entry.env, entry.headers)]
+    if entry.auth:
+        hashes.append({name: _hash(text) for name, text in entry.auth.items()})
     return _hash([entry.kind, list(entry.command), entry.url, entry.cwd, *hashes, entry.source])
 
 

@@ -13,9 +13,10 @@ from msgspec import Meta, Struct
 from handrail.guards.policy import any_glob
 from handrail.suggest import seconds, texts
 
-__all__ = ["UpstreamOptions", "UpstreamSettings", "short_name"]
+__all__ = ["AuthSettings", "UpstreamOptions", "UpstreamSettings", "short_name"]
 
 MAX_NAME_CHARS = 64  # of a tool: what the hosts with the tightest limit take
+MAX_SECRET_CHARS = 16 * 1024  # of a file
 _DIGEST_CHARS = 8
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
@@ -74,12 +75,82 @@ class UpstreamOptions(TypedDict, total=False):
     max_sessions: int
 
 
+class AuthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Its authorization over HTTP, at the authorization server that it names. ${NAME} is a variable in every text."""
+
+    grant: Annotated[
+        Literal["client_credentials"],
+        Meta(description="client_credentials: the gateway has a token of its own, for all callers."),
+    ]
+    client_id: Annotated[str, Meta(description="The gateway's name there.")] = ""
+    client_secret: Annotated[str, Meta(description="Its secret there, as ${NAME}.")] = ""
+    client_secret_file: Annotated[str, Meta(description="A file that has the secret, from this file's folder.")] = ""
+    private_key_file: Annotated[
+        str, Meta(description="A PEM file with the key that signs in place of a secret, from this file's folder.")
+    ] = ""
+    signing_algorithm: Annotated[str, Meta(description="Of that key: ES256, for example.")] = ""
+    issuer: Annotated[str, Meta(description="The authorization server of client_id; nothing: the first one named.")] = (
+        ""
+    )
+    scopes: Annotated[list[str] | None, Meta(description="All that may be asked for; nothing: what it requires.")] = (
+        None
+    )
+    audience: Annotated[
+        str,
+        Meta(description="What the token is for, if the authorization server knows it by another name than its URL."),
+    ] = ""
+
+    def __repr__(self) -> str:
+        return f"AuthSettings({self.grant!r}, …)"  # it may hold a secret
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What may have variables in it, by key; keys without a value are left out."""
+        return {name: text for name in _AUTH_TEXTS if (text := getattr(self, name))}
+
+    def oauth(self, texts: Mapping[str, str], folder: Path) -> Any:
+        """Return the authorization for `auth=`; `texts` are those of these settings, with their variables filled in."""
+        from handrail.oauth.client import OAuth  # few upstreams need it
+
+        options: dict[str, Any] = {name: text for name, text in texts.items() if not name.endswith("_file")}
+        for name in ("client_secret", "private_key"):
+            if path := texts.get(f"{name}_file"):
+                if name in options:
+                    raise ValueError(f"auth: {name} and {name}_file: choose one of them")
+                options[name] = _read_secret(folder / path, f"auth: {name}_file")
+        return OAuth(grant=self.grant, scopes=self.scopes, **options)
+
+
+_AUTH_TEXTS = (
+    "client_id",
+    "client_secret",
+    "client_secret_file",
+    "private_key_file",
+    "signing_algorithm",
+    "issuer",
+    "audience",
+)
+
+
+def _read_secret(path: Path, where: str) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_SECRET_CHARS + 1).strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "not a text in UTF-8"
+        raise ValueError(f"{where}: {path}: {reason}") from None
+    if not 0 < len(text) <= MAX_SECRET_CHARS:
+        raise ValueError(f"{where}: {path}: {'too long for a secret' if text else 'it is empty'}")
+    return text
+
+
 class UpstreamSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One upstream server behind the gateway."""
 
     command: Annotated[list[str] | str, Meta(description="The program and its arguments; never given to a shell.")] = ""
     url: Annotated[str, Meta(description="Its address, if it is reached over HTTP.")] = ""
     headers: Annotated[dict[str, str], Meta(description="Headers of each request; ${NAME} is a variable.")] = {}
+    auth: Annotated[AuthSettings | None, Meta(description="Its authorization over HTTP.")] = None
     env: Annotated[dict[str, str], Meta(description="Environment of the command; ${NAME} is a variable.")] = {}
     cwd: Annotated[str, Meta(description="The folder the command runs in, from this file's folder.")] = ""
     prefix: Annotated[str | None, Meta(description="Goes before its names; nothing: its name and `_`.")] = None

@@ -192,8 +192,9 @@ class OAuth:
     opened. Where there is no browser on this machine, it may return the URL of the redirect instead. A function that is
     not async runs in a thread. Without `client_id` the client registers itself, or uses the document at
     `client_metadata_url`. `issuer` is the authorization server of `client_id`; by default the first one that the server
-    names. `scopes` limits the requested scopes; by default they are those the server requires. Without `folder` tokens
-    last as long as the process. `timeout` is the time for the login, in seconds.
+    names. `scopes` limits the requested scopes; by default they are those the server requires. `audience` is what the
+    token is for, at an authorization server that knows the MCP server by another name than its URL. Without `folder`
+    tokens last as long as the process. `timeout` is the time for the login, in seconds.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class OAuth:
         client_metadata_url: str | None = None,
         issuer: str | None = None,
         scopes: Collection[str] | None = None,
+        audience: str | None = None,
         redirect: str = "http://127.0.0.1:0/callback",
         browser: Browser | None = None,
         folder: str | os.PathLike[str] | None = None,
@@ -240,6 +242,7 @@ class OAuth:
             private_key=private_key or "",
             signing_algorithm=signing_algorithm or "",
             scopes=None if scope_names is None else unique_scopes(scope_names),
+            audience=audience or "",
             redirect=redirect,
         )
         self._issuer, self._uses_client_credentials = issuer, grant == "client_credentials"

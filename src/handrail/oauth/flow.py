@@ -326,6 +326,7 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
     private_key: str = ""
     signing_algorithm: str = ""
     scopes: tuple[str, ...] | None = None
+    audience: str = ""  # the resource, for authorization servers that know it by another name than its URL
     redirect: str = "http://127.0.0.1:0/callback"
 
     def scopes_to_request(self, challenge: Challenge, discovery: Discovered, held: Collection[str]) -> tuple[str, ...]:
@@ -382,6 +383,8 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
         }
         if scopes:
             query["scope"] = " ".join(scopes)
+        if self.audience:
+            query["audience"] = self.audience
         if OFFLINE_ACCESS in scopes:
             query["prompt"] = "consent"  # OpenID Connect Core, section 11
         back: str = yield AuthorizationRequest(_with_query(endpoint, query), state, server.issuer)
@@ -401,6 +404,8 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
         fields = {"grant_type": "client_credentials", "resource": discovery.resource}
         if scopes:
             fields["scope"] = " ".join(scopes)
+        if self.audience:
+            fields["audience"] = self.audience
         return (yield from self._request_grant(discovery, client, fields, scopes))
 
     def refresh(self, grant: TokenGrant) -> Flow[TokenGrant]:

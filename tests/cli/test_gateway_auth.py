@@ -1,0 +1,103 @@
+"""`[upstreams.NAME.auth]`: how a gateway shows an upstream server who it is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from authorized_upstream import Upstream, authorized_upstream, name_of
+from cli_runs import COMMAND, environment, handrail
+from handrail import Client
+from requirements import requirement
+
+SECRET = "canary-7c1b9e0a55d14f"  # in the clear nowhere
+ENVIRONMENT = {"GATEWAY_SECRET": SECRET}
+
+
+def write(home: Path, url: str, auth: str) -> None:
+    (home / "handrail.toml").write_text(f'[upstreams.box]\nurl = "{url}"\ntrusted = true\n[upstreams.box.auth]\n{auth}')
+
+
+async def run(home: Path, *words: str, **env: str) -> CompletedProcess[str]:
+    return await asyncio.to_thread(handrail, *words, home=home, env=env or ENVIRONMENT)
+
+
+async def call(upstream: Upstream, home: Path, auth: str) -> tuple[str, str]:
+    """What a call of the tool returns, and what the gateway writes to standard error."""
+    write(home, upstream.url, auth)
+    agreed = await run(home, "gateway", "--agree", "--yes")
+    assert agreed.returncode == 0, agreed.stderr
+    lines: list[str] = []
+    env = environment(home, **ENVIRONMENT)
+    async with Client([*COMMAND, "gateway"], env=env, cwd=home, on_stderr=lines.append) as client:
+        return (await client.call("box_whoami")).text, "\n".join(lines)
+
+
+@requirement("GW-08", "P-24", everywhere=True)
+@pytest.mark.parametrize("place", ["variable", "file"])
+async def test_a_gateway_has_a_token_of_its_own_by_client_credentials(tmp_path: Path, place: str) -> None:
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    where = 'client_secret = "${GATEWAY_SECRET}"' if place == "variable" else 'client_secret_file = "secret"'
+    auth = f'grant = "client_credentials"\nclient_id = "worker"\n{where}\nscopes = ["a"]\naudience = "box"\n'
+    async with authorized_upstream() as upstream:
+        upstream.home.knows("worker", SECRET, "client_secret_basic")
+        text, stderr = await call(upstream, tmp_path, auth)
+        [(token, _)] = upstream.seen
+        assert text == name_of(token)
+        assert upstream.home.count("/token", scope="a", audience="box", resource=upstream.url) == 1
+        check = await run(tmp_path, "check", "--json")
+        for shown in (stderr, check.stdout, check.stderr):
+            assert SECRET not in shown and token not in shown
+
+
+async def test_a_secret_of_the_environment_goes_nowhere_without_consent(tmp_path: Path) -> None:
+    async with authorized_upstream() as upstream:
+        write(
+            tmp_path, upstream.url, 'grant = "client_credentials"\nclient_id = "x"\nclient_secret = "${GATEWAY_SECRET}"'
+        )
+        refused = await run(tmp_path, "gateway")
+        assert refused.returncode != 0 and "nobody has agreed" in refused.stderr
+        await run(tmp_path, "gateway", "--agree", "--yes")
+        other = await run(tmp_path, "gateway", GATEWAY_SECRET="another")
+        assert "nobody has agreed" in other.stderr and not upstream.home.count("/token")
+
+
+WORKER = 'grant = "client_credentials"\nclient_id = "x"\n'
+MISTAKES = [
+    ('grant = "client_credential"', "upstreams.box.auth.grant: 'client_credential' is not one of client_credentials"),
+    ('client_id = "x"', "upstreams.box.auth: `grant` is missing"),
+    (f'{WORKER}clientid = "x"', "upstreams.box.auth.clientid: unknown key; did you mean 'client_id'"),
+    (f"{WORKER}client_secret = 5", "upstreams.box.auth.client_secret: expected a text, got a whole"),
+    (WORKER, "client_credentials needs a client_id, and a client_secret"),
+    (f'{WORKER}client_secret = "${{NOT_SET}}"', "the variable NOT_SET is not set"),
+    (f'{WORKER}client_secret_file = "none"', "auth: client_secret_file: "),
+    (
+        f'{WORKER}client_secret = "${{GATEWAY_SECRET}}"\nclient_secret_file = "s"',
+        "auth: client_secret and client_secret_file: choose one of them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("auth", "text"), MISTAKES)
+async def test_a_mistake_is_named_with_its_place_and_without_the_secret(tmp_path: Path, auth: str, text: str) -> None:
+    write(tmp_path, "http://127.0.0.1:9/mcp", auth)
+    await run(tmp_path, "gateway", "--agree", "--yes")
+    done = await run(tmp_path, "gateway")
+    assert done.returncode != 0
+    assert text in done.stderr and SECRET not in done.stdout + done.stderr
+
+
+async def test_a_command_has_no_authorization_over_http(tmp_path: Path) -> None:
+    lines = ["[upstreams.box]", 'command = "python x.py"', "[upstreams.box.auth]", 'grant = "client_credentials"']
+    (tmp_path / "handrail.toml").write_text("\n".join(lines))
+    done = await run(tmp_path, "gateway")
+    assert "upstreams.box.auth: a command has no authorization over HTTP; use env" in done.stderr
+
+
+async def test_a_secret_in_the_file_is_not_shown_by_check(tmp_path: Path) -> None:
+    write(tmp_path, "http://127.0.0.1:9/mcp", f'{WORKER}client_secret = "{SECRET}"')
+    done = await run(tmp_path, "check", "--json")
+    assert '"client_id": "x"' in done.stdout and SECRET not in done.stdout + done.stderr
