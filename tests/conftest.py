@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from postgres_servers import postgres as postgres, schema as schema
 from requirements import RAN, Places, record_ran
 from tools.requirements import RECORD, REVISIONS, RULES, read_rules
 

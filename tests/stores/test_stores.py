@@ -31,7 +31,8 @@ from handrail.audit.log import open_trail
 from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MAX_QUEUED_MESSAGES, MemoryStore
 from handrail.stores.sqlite import SqliteStore
-from patience import PATIENCE
+from patience import PATIENCE, SOAK
+from postgres_servers import PostgresServer, Schema
 
 DEADLINE = 5 * int(PATIENCE)
 
@@ -39,11 +40,24 @@ Change = Put | Delete | Append
 
 
 class Clock:
+    """A clock that the test turns; with a schema of PostgreSQL, that of the database too."""
+
     def __init__(self) -> None:
-        self.now = 1000.0
+        self._now = 1000.0
+        self.schema: Schema | None = None
 
     def __call__(self) -> float:
-        return self.now
+        return self._now
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._now = now
+        if self.schema is not None:
+            self.schema.set_clock(now)
 
 
 @pytest.fixture
@@ -56,13 +70,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state.db"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, path: Path, clock: Clock) -> AsyncIterator[Store]:
-    opened: Store = (
-        MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(path, durable=False, clock=clock)
-    )
+    opened: Store
+    if request.param == "postgres":
+        clock.schema = Schema(request.getfixturevalue("postgres"), clock=True)
+        opened = stores.open(clock.schema.url)
+    elif request.param == "sqlite":
+        opened = SqliteStore(path, durable=False, clock=clock)
+    else:
+        opened = MemoryStore(clock=clock)
     yield opened
     await opened.close()
+    if clock.schema is not None:
+        clock.schema.drop()
 
 
 @pytest.fixture(autouse=True)
@@ -366,12 +387,18 @@ async def test_a_hundred_thousand_expired_keys_do_not_stay(store: Store, path: P
     before = sys.getrefcount(value)
 
     def kept() -> int:
+        if clock.schema is not None:
+            return clock.schema.rows("entries")
         return sys.getrefcount(value) - before if isinstance(store, MemoryStore) else _rows(path, "entries")
 
     for start in range(0, 100_000, 1000):
         await store.commit([Put(f"k:{i}", value, ttl=10) for i in range(start, start + 1000)])
     assert kept() >= 100_000
     clock.now += 10
+    if clock.schema is not None:  # it sweeps once a second, by another clock
+        while kept() > 1:
+            await asyncio.gather(*(store.put("tick", b"") for _ in range(100)))
+        return
     for _ in range(1100):
         await store.put("tick", b"")
     assert kept() <= 1
@@ -545,30 +572,54 @@ arguments: dict[str, Fields] = {
 calls = st.sampled_from(sorted(arguments)).flatmap(lambda verb: st.tuples(st.just(verb), arguments[verb]))
 
 
+async def play(store: Store | Model, clock: Clock, script: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    results: list[Any] = []
+    for verb, fields in script:
+        if verb == "wait":
+            clock.now += fields["seconds"]
+        elif isinstance(store, Model):
+            results.append(getattr(store, verb)(**fields))
+        else:
+            try:
+                results.append(await getattr(store, verb)(**fields))
+            except StoreError:
+                results.append("StoreError")
+    return results
+
+
 @given(st.lists(calls, max_size=30))
 @settings(max_examples=100)
 def test_every_backend_does_what_the_model_does(script: list[tuple[str, dict[str, Any]]]) -> None:
-    async def play(store: Store | Model, clock: Clock) -> list[Any]:
-        results: list[Any] = []
-        for verb, fields in script:
-            if verb == "wait":
-                clock.now += fields["seconds"]
-            elif isinstance(store, Model):
-                results.append(getattr(store, verb)(**fields))
-            else:
-                try:
-                    results.append(await getattr(store, verb)(**fields))
-                except StoreError:
-                    results.append("StoreError")
-        return results
-
     async def compare() -> None:
         clocks = [Clock(), Clock(), Clock()]
-        expected = await play(Model(clocks[0]), clocks[0])
-        assert await play(MemoryStore(clock=clocks[1]), clocks[1]) == expected
+        expected = await play(Model(clocks[0]), clocks[0], script)
+        assert await play(MemoryStore(clock=clocks[1]), clocks[1], script) == expected
         with tempfile.TemporaryDirectory() as folder:
             async with opened(Path(folder, "state.db"), durable=False, clock=clocks[2]) as store:
-                assert await play(store, clocks[2]) == expected
+                assert await play(store, clocks[2], script) == expected
+
+    asyncio.run(compare())
+
+
+@pytest.fixture(scope="module")
+def model_schema(postgres: PostgresServer) -> Iterator[Schema]:
+    made = Schema(postgres, clock=True)
+    yield made
+    made.drop()
+
+
+@given(script=st.lists(calls, max_size=30))
+@settings(max_examples=200 if SOAK else 20)
+def test_postgres_does_what_the_model_does(model_schema: Schema, script: list[tuple[str, dict[str, Any]]]) -> None:
+    async def compare() -> None:
+        clock, shown = Clock(), Clock()
+        expected = await play(Model(clock), clock, script)
+        store = stores.open(model_schema.url)
+        await store.get("")
+        model_schema.sql("TRUNCATE handrail_entries, handrail_logs, handrail_lines")
+        shown.schema, shown.now = model_schema, 1000.0
+        assert await play(store, shown, script) == expected
+        await store.close()
 
     asyncio.run(compare())
 
