@@ -57,6 +57,7 @@ class HttpSessions:
     """The sessions of one server."""
 
     def __init__(self, engine: Engine, store: Store) -> None:
+        self.process_id = secrets.token_urlsafe(9)
         self.engine = engine
         self.store = store
         self.peek = store.peek if supports(store, "peek") else None
@@ -133,17 +134,19 @@ class HttpSessions:
     def live(self, name: str) -> Connection | None:
         return self._live.get(name)
 
-    async def publish(self, name: str, body: bytes | None) -> None:
-        """Publish a message, or the end (None), to the process that serves the session or the 2024 stream."""
-        await self.store.publish(TOPIC, encode([name, body]))
+    async def publish(self, name: str, body: bytes | None, *, to: str = "") -> None:
+        """Publish a message, or the end (None), to the process that serves a session, or to the one that is named."""
+        await self.store.publish(topic_of(to), encode([name, body]))
 
     def issue_pipe_id(self, principal: Principal) -> str:
-        """Return the id of a 2024 stream. The stream lives in one process; any process can check the id."""
+        """Return the id of a 2024 stream. The stream lives in this process; any process can read that from the id."""
         expires = int(self.engine.clock()) + SESSION_SECONDS
-        return self.engine.seal.seal(_PIPE, principal.id, secrets.token_urlsafe(12), expires)
+        return self.engine.seal.seal(_PIPE, principal.id, [self.process_id, secrets.token_urlsafe(12)], expires)
 
-    def owns_pipe(self, text: str, principal: Principal) -> bool:
-        return self.engine.seal.open(_PIPE, principal.id, text, self.engine.clock()) is not None
+    def process_of_pipe(self, text: str, principal: Principal) -> str | None:
+        """Return the process that has a 2024 stream; None if the id is not one of this caller's."""
+        payload = self.engine.seal.open(_PIPE, principal.id, text, self.engine.clock())
+        return None if payload is None else str(payload[0])
 
     async def close(self, session: HttpSession, caller: str) -> None:
         await self.store.put(session.key, _ENDED, ttl=SESSION_SECONDS)
@@ -191,6 +194,11 @@ class HttpSessions:
     async def find_subscription(self, session: HttpSession, uri: str) -> str:
         """Return a canonical URI as the session wrote it; empty if it has not subscribed to that."""
         return _subscriptions(await self.store.get(_subscriptions_key(session))).get(uri, "")
+
+
+def topic_of(process_id: str) -> str:
+    """Return the topic of the messages for one process, or for all. Every request of a 2024 stream is a message."""
+    return f"{TOPIC}:{process_id}" if process_id else TOPIC
 
 
 def _subscriptions_key(session: HttpSession) -> str:

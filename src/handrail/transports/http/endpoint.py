@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
-from secrets import token_hex
 from typing import TYPE_CHECKING, Unpack
 from urllib.parse import unquote
 
@@ -20,7 +19,7 @@ from msgspec.json import decode as parse
 
 from handrail.engine.core import Engine
 from handrail.engine.dispatcher import Dispatcher
-from handrail.engine.http_sessions import TOPIC, HttpSessions
+from handrail.engine.http_sessions import HttpSessions, topic_of
 from handrail.engine.rejections import RejectionLog
 from handrail.engine.reply_channel import NullChannel
 from handrail.errors import HandrailError, Refused
@@ -195,7 +194,7 @@ class Endpoint:
             if self._stack is not None:
                 return
             async with AsyncExitStack() as stack:
-                store, self._process_id = self._store, token_hex(8)
+                store = self._store
                 if callable(store):  # opened here, in the process and event loop that use it
                     store = store()
                     stack.push_async_callback(store.close)
@@ -208,8 +207,9 @@ class Endpoint:
                 if callable(self._store):
                     store = self.engine.guard_set.shared_store or store
                 self.state.sessions = HttpSessions(self.engine, store)
-                listener = asyncio.create_task(self._receive_session_messages())
-                stack.callback(listener.cancel)
+                for process_id in ("", self.state.sessions.process_id):
+                    listener = asyncio.create_task(self._receive_session_messages(topic_of(process_id)))
+                    stack.callback(listener.cancel)
                 if supports(store, "processes"):
                     stack.enter_context(self._announcing_updates(asyncio.get_running_loop()))
                 self._stack = stack.pop_all()
@@ -250,11 +250,11 @@ class Endpoint:
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _receive_session_messages(self) -> None:
+    async def _receive_session_messages(self, topic: str) -> None:
         """Handle messages that other workers received for requests in this one."""
         while True:
             try:
-                async with self.state.sessions.store.subscribe(TOPIC) as messages:
+                async with self.state.sessions.store.subscribe(topic) as messages:
                     async for message in messages:
                         self._on_session_message(*parse(message, type=tuple[str, bytes | None]))
             except StoreError as problem:
@@ -268,7 +268,7 @@ class Endpoint:
 
         async def publish(uri: str) -> None:
             try:
-                await self.state.sessions.publish(f"updated by {self._process_id}", uri.encode())
+                await self.state.sessions.publish(f"updated by {self.state.sessions.process_id}", uri.encode())
             except StoreError as problem:
                 log.warning("http: other processes were not told of the update of %s: %s", uri, problem)
 
@@ -290,7 +290,7 @@ class Endpoint:
 
     def _on_session_message(self, name: str, body: bytes | None) -> None:
         if name.startswith("updated by "):
-            if name != f"updated by {self._process_id}" and body is not None:
+            if name != f"updated by {self.state.sessions.process_id}" and body is not None:
                 self.engine.notify_subscribers(body.decode())
             return
         conversation, connection = self.state.sse_streams.get(name), self.state.sessions.live(name)

@@ -161,19 +161,20 @@ def _receive_in_session(
     return _forward(exchange, session.name, body)
 
 
-async def _forward(exchange: Exchange, name: str, body: bytes) -> None:
-    """Pass a response or a notification on to the process that waits for it."""
-    await exchange.endpoint.sessions.publish(name, body)
+async def _forward(exchange: Exchange, name: str, body: bytes, *, to: str = "") -> None:
+    """Pass a message on to the process that waits for it; without `to`, each looks whether it does."""
+    await exchange.endpoint.sessions.publish(name, body, to=to)
     exchange.response.respond(202, [], b"")
 
 
 async def _receive_on_sse(exchange: Exchange, stream_id: str, message: Message | list[Json], body: bytes) -> None:
     conversation = exchange.endpoint.sse_streams.get(stream_id)
-    if not exchange.endpoint.sessions.owns_pipe(stream_id, exchange.principal):
+    process_id = exchange.endpoint.sessions.process_of_pipe(stream_id, exchange.principal)
+    if process_id is None:
         exchange.response.respond_text(404, "No such stream: open one with GET")
     # The request that a notification is about may still be on its way from another process: it takes the same way.
     elif conversation is None or not conversation.connection.expects(message):
-        await _forward(exchange, stream_id, body)
+        await _forward(exchange, stream_id, body, to=process_id)
     else:
         conversation.receive_and_reply(body)
         exchange.response.respond(202, [], b"")
