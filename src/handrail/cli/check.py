@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from handrail.cli.arguments import parse_arguments, parse_document, unknown_name
+from handrail.cli.engines import reports_of, risks_of
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.gateway import UpstreamSource, source_of
 from handrail.cli.host_config import mask_values
@@ -58,6 +59,9 @@ def run_check(args: Namespace, screen: Screen) -> int:
         command_config.apply_guards(server)
         policy = server.engine.guard_set.policy
         warnings = command_config.warnings(server, server.engine.catalogs.values())
+    guards = {} if server is None else server.engine.guard_options
+    engines = reports_of({name: guards.get(name) or getattr(config, name).url for name in ("store", "audit")})
+    warnings = [*warnings, *risks_of(engines)]
     if screen.as_json:
         over_http, over_stdio = command_config.approvers(server)
         report = {
@@ -66,6 +70,7 @@ def run_check(args: Namespace, screen: Screen) -> int:
             "server": {name: _displayable(value) for name, value in server_guards.items()},
             "warnings": warnings,
             "approved_by": {"http": over_http, "stdio": over_stdio},
+            "engines": {name: to_builtins(each) for name, each in engines.items()},
         }
         screen.data(report)
         return ExitCode.OK
@@ -79,6 +84,8 @@ def run_check(args: Namespace, screen: Screen) -> int:
     whose = source if "policy" in server_guards else str(path)
     for number, rule in enumerate(policy.decisions, 1):
         rows.append((f"rules[{number}]", whose, f"{rule.rule}: {rule.verdict} if {rule.why}"))
+    for name, each in engines.items():
+        rows.append((f"{name} is kept in", each.place, f"{each.engine}, {each.round_trip_ms:.1f} ms away"))
     screen.table(rows, indent="  ", styles=("bold", "dim"))
     for warning in warnings:
         screen.note(f"careful: {warning}")

@@ -227,6 +227,7 @@ def _add_call_verbs(verb: _AddVerb) -> None:
         "find out why a server does not connect: each step, its verdict, and what to do",
         "handrail doctor filesystem",
         "handrail doctor 'python my_server.py'",
+        "handrail doctor redis://127.0.0.1:6379       what replicas share; postgresql://… likewise",
     )
     _add_client_options(doctor)
 

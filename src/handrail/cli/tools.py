@@ -24,6 +24,7 @@ from msgspec import MsgspecError, Struct, json as msgspec_json
 
 from handrail.cli.arguments import parse_arguments, parse_document, unknown_name
 from handrail.cli.connect import changed_lines, client_for, confirm_on_terminal, target_of
+from handrail.cli.engines import reports_of
 from handrail.cli.exit_codes import ExitCode, exit_code_for
 from handrail.cli.terminal import Screen, Spinner, json_text
 from handrail.client.client import BlockingClient
@@ -35,6 +36,7 @@ from handrail.client.state_dir import CALLS_FILE, state_folder
 from handrail.client.tools import E, ListedEntries, ListedEntry, ListedTool, describe, estimated_tokens
 from handrail.errors import HandrailError, PeerError
 from handrail.model import Audio, Block, EmbeddedResource, Image, Json, Object, ResourceLink, Text
+from handrail.stores import is_url
 from handrail.text.controls import escape, mask, mask_secrets, one_line
 
 __all__ = ["run_call", "run_doctor", "run_inspect", "run_list", "run_show"]
@@ -326,6 +328,9 @@ def run_doctor(args: Namespace, screen: Screen) -> int:
 
 
 def _steps(args: Namespace, screen: Screen) -> Iterator[Step]:
+    if args.server.startswith(("redis", "postgres")) and is_url(args.server):
+        yield from _engine(args.server)
+        return
     try:
         target = target_of(args.server)
         entry = target if isinstance(target, ServerEntry) else None
@@ -347,6 +352,28 @@ def _steps(args: Namespace, screen: Screen) -> Iterator[Step]:
         if step.verdict == "failed":
             return
     yield from _protocol(args, screen)
+
+
+def _engine(url: str) -> Iterator[Step]:
+    """Check what replicas share: Redis, or PostgreSQL."""
+    parts = urlsplit(url)
+    try:
+        if parts.hostname and parts.port:
+            for step in _network(url):
+                yield step
+                if step.verdict == "failed":
+                    return
+        [report] = reports_of({"the engine": url}).values()
+    except (HandrailError, ValueError) as problem:
+        yield Step("the engine", "failed", str(problem), "", exit_code_for(problem))
+        return
+    yield Step("the engine", detail=f"{report.engine}, {report.round_trip_ms:.1f} ms away")
+    for text in report.losses:
+        yield Step(
+            "durability", "warning", text, "without that, keep no approvals there; the audit log goes to PostgreSQL"
+        )
+    for text in report.warnings:
+        yield Step("settings", "warning", text)
 
 
 def _program(words: list[str], env: Mapping[str, str]) -> Iterator[Step]:
