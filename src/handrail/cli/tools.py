@@ -369,9 +369,7 @@ def _engine(url: str) -> Iterator[Step]:
         return
     yield Step("the engine", detail=f"{report.engine}, {report.round_trip_ms:.1f} ms away")
     for text in report.losses:
-        yield Step(
-            "durability", "warning", text, "without that, keep no approvals there; the audit log goes to PostgreSQL"
-        )
+        yield Step("durability", "warning", text, "or keep no approvals there: an audit log in PostgreSQL has them")
     for text in report.warnings:
         yield Step("settings", "warning", text)
 
