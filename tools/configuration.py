@@ -131,6 +131,10 @@ def _type(kind: Any) -> str:
             return f"list of {_type(inner[0])}"
         case origin if origin is dict:
             return "table" if inner[1] is Any else f"{_type(inner[1])}, by name"
+        case origin if origin is tuple:
+            return f"list of {len(inner)} {_type(inner[0])}s"
+        case _ if any(get_origin(each) for each in inner) and str not in inner:
+            return " or ".join(map(_type, inner))
         case _:
             return "text or list of texts" if str in inner else "number"  # whole or not
 

@@ -329,8 +329,9 @@ def _describe_error(content: Any, kind: Any, path: str) -> str:
             convert(value, inner)
         except ValidationError:
             return _describe_error(value, inner, where)
-    if get_origin(_unwrap(kind)) is Literal and isinstance(content, str):
-        return f"{path}: {content!r} is not one of {', '.join(get_args(_unwrap(kind)))}"
+    words = next((each for each in (_unwrap(kind), *get_args(_unwrap(kind))) if get_origin(each) is Literal), None)
+    if words is not None and isinstance(content, str):
+        return f"{path}: {content!r} is not one of {', '.join(get_args(words))}"
     try:
         convert(content, kind)
     except ValidationError as problem:

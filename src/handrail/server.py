@@ -537,7 +537,10 @@ class Server:
         for theirs, ours in zip(other.engine.catalogs.values(), self.engine.catalogs.values(), strict=True):
             for problem in filter(None, (ours.conflict(each.renamed(prefix)) for each in theirs)):
                 raise SchemaError(f"server {other.name!r} with the prefix {prefix!r}: {problem}")
-        if missing_guards := sorted(other.engine.guard_options.keys() - self.engine.guard_options.keys()):
+        missing_guards = sorted(other.engine.guard_options.keys() - self.engine.guard_options.keys())
+        if any(each.all for each in other.engine.guard_set.upstream_limits.values()):
+            missing_guards.append("limits of upstream servers")
+        if missing_guards:
             log.warning(
                 "server %r: %s of %r do not hold here; guard this one too",
                 self.name,

@@ -27,7 +27,8 @@ PUBLIC = {
     """,
     "handrail.guards": """
         Approval ApprovalError ApprovalGrant ApprovalQueue Approvals Blocked Finding GuardOptions Policy Predicate
-        Rate Rates Rule Sanitize ToolRate ToolSanitize Trail TrailError TrailSettings Webhook open_trail
+        Rate Rates Rule Sanitize ToolRate ToolSanitize Trail TrailError TrailSettings UpstreamRate Webhook
+        open_trail
     """,
     "handrail.auth": "ApiKeys Introspection JwtVerifier OAuth Verifier open_browser",
     "handrail.testing": "Peer PeerChannel",

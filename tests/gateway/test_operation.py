@@ -10,17 +10,21 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import scripted_upstream
 from gateways_operated import behind, listed, offer, offering, operated, place, simple, until, upstream_of
-from handrail import Principal, Server
+from handrail import Client, Principal, Server
 from handrail.audit.reader import TrailFile
 from handrail.client import negotiation
+from handrail.config import ConfigError, read
 from handrail.gateway import health, upstreams as gateway_upstreams
 from handrail.gateway.health import FAILURES, CircuitBreaker
 from handrail.gateway.trust import LockFile, Pins
+from handrail.gateway.upstreams import Upstreams
+from handrail.guards import Rates, ToolRate, UpstreamRate
 from handrail.observe.metrics import Metrics
 from handrail.testing import Peer
 from patience import PATIENCE
@@ -521,11 +525,10 @@ def said(result: Object) -> str:
 
 @requirement("GW-17")
 async def test_the_breaker_of_one_caller_is_not_that_of_another(monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
-    for name, value in (("FIRST_PAUSE_SECONDS", 600.0), ("MAX_PAUSE_SECONDS", 600.0), ("BURST_SECONDS", 0.0)):
-        monkeypatch.setattr(health, name, value)
+    monkeypatch.setattr(health, "BURST_SECONDS", 0.0)
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(running(R4, "http"))
-        server = operated([behind(rig, name="up")])
+        server = operated([behind(rig, name="up", restart=(600, 600))])
         async with server.serving(), peer_of(server, "alice") as alice, peer_of(server, "bob") as bob:
             ran(R4, "memory")
             for peer in (alice, bob):
@@ -570,6 +573,180 @@ def test_a_breaker_lets_one_call_try_after_a_pause_that_grows() -> None:
     breaker.add_success()
     assert not breaker.is_open
     assert breaker.wait_seconds() == breaker.wait_seconds() == 0
+
+
+async def test_a_command_that_starts_once_stays_down_until_its_operator_starts_it(ran: Ran) -> None:
+    """One caller's process has ended; that of another one, and those that were closed as idle, are no matter of it."""
+    async with running(R4, "stdio") as rig:
+        server = operated([behind(rig, name="up", restart="never")])
+        async with server.serving(), peer_of(server, "alice") as alice, peer_of(server, "bob") as bob:
+            ran(R4, "stdio")
+            for peer in (alice, bob):
+                assert said(await call(peer, "echo", text="x")) == "x"
+            await call(alice, "die", mark="m")
+            for _ in range(FAILURES + 2):
+                told = said(await call(alice, "echo", text="lost"))
+                assert "not started again" in told and "nothing was done" in told.lower()
+            assert said(await call(bob, "echo", text="y")) == "y"
+            assert not rig.calls("echo", text="lost")
+            await server.upstreams["up"].refresh()  # what the console's button does
+            assert said(await call(alice, "echo", text="z")) == "z"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"restart": "sometimes"}, "restart: expected \"never\", or the least and the most seconds, got 'sometimes'"),
+        ({"restart": (5, 1)}, "restart: the least, 5 s, is more than the most, 1 s"),
+        ({"restart": (0, 1)}, "restart: 0 is not a number of seconds above 0"),
+        ({"restart": "never"}, 'restart: "never" is for a command; an address is only tried again'),
+        ({"limits": {"rate": "1/hour"}}, "limits: expected UpstreamRate"),
+        ({"limits": UpstreamRate(cost=6000)}, "limits.cost: 6000 is more than `principal` ever has, 5000"),
+        (
+            {"limits": UpstreamRate(tools={"x": ToolRate(cost=6000)})},
+            "limits.tools.x.cost: 6000 is more than `principal` ever has, 5000",
+        ),
+    ],
+)
+def test_settings_of_an_upstream_that_cannot_be_meant_are_refused(options: Object, problem: str) -> None:
+    server = Server("gateway")
+    with pytest.raises((ValueError, TypeError), match=re.escape(problem)):
+        server.include("https://example.org/mcp", name="up", **options)
+    assert not server.upstreams
+
+
+def test_the_file_sets_limits_and_restarts() -> None:
+    limits = {"rate": "5/minute", "each": 2, "tools": {"search_*": {"cost": 3.0}}}
+    [settings] = read({"upstreams": {"up": {"command": "x", "limits": limits, "restart": [2, 5]}}}).upstreams.values()
+    tools = {"search_*": ToolRate(cost=3.0)}
+    assert settings.options()["limits"] == UpstreamRate(rate="5/minute", each=2, tools=tools)
+    assert settings.options()["restart"] == (2, 5)
+    for restart, problem in (
+        ([5, 1], "the least, 5 s, is more than the most, 1 s"),
+        ("nevre", "'nevre' is not one of never"),
+    ):
+        with pytest.raises(ConfigError, match=f"upstreams.up.restart: {problem}"):
+            read({"upstreams": {"up": {"command": "x", "restart": restart}}})
+
+
+def test_limits_of_an_upstream_need_a_server_that_counts() -> None:
+    with pytest.raises(ValueError, match="rates=None counts nothing here"):
+        Server("gateway", rates=None).include("https://example.org/mcp", limits=UpstreamRate(rate="1/hour"))
+
+
+# Limits
+
+
+TOO_MANY = "Too many requests: the limit is "
+
+
+@requirement("GW-16")
+@pytest.mark.parametrize("shared", [False, True], ids=["one process", "processes"])
+async def test_all_that_an_upstream_offers_is_counted_together_and_named_tools_by_themselves(
+    shared: bool, tmp_path: Path, ran: Ran
+) -> None:
+    """The rate is each caller's own. Two gateways with one store are one."""
+    limits = UpstreamRate(rate="2/hour", tools={"add": ToolRate(rate="1/hour")})
+    options: Object = {"rates": Rates(), **({"store": tmp_path / "state.db"} if shared else {})}
+    async with AsyncExitStack() as stack:
+        rig, free = [await stack.enter_async_context(running(dialect, "http")) for dialect in (R4, R5)]
+        included = [behind(rig, name="up", limits=limits), behind(free, name="free", prefix="free_")]
+        servers = [operated(included, **options) for _ in range(2)]
+        for each in servers:
+            await stack.enter_async_context(each.serving())
+        alice, bob = [await stack.enter_async_context(peer_of(servers[0], name)) for name in ("alice", "bob")]
+        elsewhere = await stack.enter_async_context(peer_of(servers[1], "alice"))
+        ran(R4, "memory")
+        assert said(await call(alice, "echo", text="1")) == "1"
+        assert said(await call(elsewhere if shared else alice, "echo", text="2")) == "2"
+        for name, arguments in (("echo", {"text": "3"}), ("fail", {})):
+            assert f"{TOO_MANY}2/hour for upstream up" in said(await call(alice, name, **arguments))
+        assert said(await call(bob, "echo", text="4")) == "4"
+        assert not (await call(alice, "add", a=1, b=2))["isError"]
+        assert f"{TOO_MANY}1/hour for this tool" in said(await call(alice, "add", a=1, b=2))
+        for number in range(4):
+            assert said(await call(alice, "free_echo", text=str(number))) == str(number)
+        assert not rig.calls("echo", text="3") and not rig.calls("fail")
+
+
+@requirement("GW-16")
+async def test_resources_and_prompts_of_an_upstream_count_with_its_tools(ran: Ran) -> None:
+    library, limits = Server("library"), UpstreamRate(rate="3/hour", tools={"review": ToolRate(rate="9/hour")})
+    library.resource("notes://a")(lambda: "a note")
+    library.prompt("review")(lambda: "Review it")
+    library.add(lambda: "done", name="work")
+    server = Server("gateway")
+    server.include(Client(library), name="library", trusted=True, limits=limits)
+    async with server.serving(), peer_of(server, "alice") as alice:
+        ran(R4, "memory")
+        for method, params in (
+            ("resources/read", {"uri": "notes://a"}),
+            ("prompts/get", {"name": "review"}),
+            ("tools/call", {"name": "work"}),
+        ):
+            assert "result" in await alice.request(method, params)
+        refused = await alice.request("resources/read", {"uri": "notes://a"})
+        assert f"{TOO_MANY}3/hour for upstream library" in refused["error"]["message"]
+        assert f"{TOO_MANY}3/hour for upstream library" in said(await call(alice, "work"))
+
+
+@requirement("GW-16")
+@pytest.mark.parametrize("shared", [False, True], ids=["one process", "processes"])
+async def test_calls_at_once_of_an_upstream_are_those_of_all_its_tools(shared: bool, tmp_path: Path, ran: Ran) -> None:
+    limits = UpstreamRate(concurrent=3, each=1)
+    options: Object = {"rates": Rates(), **({"store": tmp_path / "state.db"} if shared else {})}
+    async with AsyncExitStack() as stack:
+        rig = await stack.enter_async_context(running(R4, "http"))
+        server = operated([behind(rig, name="up", limits=limits)], **options)
+        await stack.enter_async_context(server.serving())
+        peers = [await stack.enter_async_context(peer_of(server, name)) for name in ("alice", "bob", "carol", "dan")]
+        ran(R4, "memory")
+        slow = []
+        for number, peer in enumerate(peers[:3]):
+            slow.append(asyncio.create_task(call(peer, "slow", mark=str(number))))
+            await rig.became("started", str(number))
+        assert f"{TOO_MANY}1 of upstream up at once for one caller" in said(await call(peers[0], "echo", text="x"))
+        assert f"{TOO_MANY}3 of upstream up at once;" in said(await call(peers[3], "echo", text="x"))
+        for number, each in enumerate(slow):
+            rig.command(do="release", mark=str(number))
+            assert said(await each) == "released"
+        assert [said(await call(peer, "echo", text="y")) for peer in peers] == ["y"] * 4
+
+
+@requirement("GW-16")
+@pytest.mark.parametrize("shared", [False, True], ids=["one process", "processes"])
+async def test_limits_that_change_while_the_gateway_serves_hold_from_then_on(
+    shared: bool, tmp_path: Path, ran: Ran
+) -> None:
+    """A limit of a name in `rates.tools` comes first; what is refused for an hour is not refused by another limit."""
+    rates = Rates(tools={"fail": ToolRate(rate="1/hour")})
+    options: Object = {"rates": rates, **({"store": tmp_path / "state.db"} if shared else {})}
+    async with running(R4, "http") as rig:
+        server = operated([behind(rig, name="up", new="allow")], **options)
+        upstreams = cast(Upstreams, server.engine.upstreams)
+        async with server.serving(), peer_of(server, "alice") as alice:
+            ran(R4, "memory")
+
+            async def limited(limits: UpstreamRate) -> None:
+                await upstreams.replace("up", rig.target, "", {"trusted": True, "limits": limits})
+
+            async def echoed() -> str:
+                return said(await call(alice, "echo", text="x"))
+
+            for _ in range(3):
+                assert await echoed() == "x"
+            await limited(UpstreamRate(rate="1/hour"))
+            assert await echoed() == "x"
+            assert f"{TOO_MANY}1/hour for upstream up" in await echoed()
+            assert TOO_MANY not in said(await call(alice, "fail"))
+            assert f"{TOO_MANY}1/hour for this tool" in said(await call(alice, "fail"))
+            await limited(UpstreamRate(rate="2/hour", tools={"echo": ToolRate(rate="5/hour")}))
+            for _ in range(5):
+                assert await echoed() == "x"
+            assert f"{TOO_MANY}5/hour for this tool" in await echoed()
+            await limited(UpstreamRate())
+            for _ in range(8):
+                assert await echoed() == "x"
 
 
 async def test_a_connection_that_is_not_used_ends_and_one_with_a_call_in_flight_does_not(

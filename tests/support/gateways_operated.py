@@ -28,7 +28,8 @@ def operated(upstreams: Sequence[Object], rules: Sequence[Object] | None = None,
     """
     if rules != []:
         options["policy"] = Policy([Rule(**each) for each in rules or [{"verdict": "allow"}]])
-    server = Server("gateway", rates=None, **options)  # tests call faster than callers may
+    options.setdefault("rates", None)  # tests call faster than callers may
+    server = Server("gateway", **options)
     for each in upstreams:
         server.include(each["target"], **{name: value for name, value in each.items() if name != "target"})
     return server

@@ -214,17 +214,17 @@ def _audit(command_config: CommandConfig, server: Server) -> Row:
     return "audit", "on" if audit.on else "off", public_url(audit.url) or audit.file or "in the state folder"
 
 
-def _limits(rates: Rates | None, principal: Principal, tool: str) -> list[str]:
+def _limits(server: Server, principal: Principal, tool: str) -> list[str]:
     """Return all limits that apply to these calls."""
+    rates, find = server.engine.guard_options.get("rates", Rates()), server.engine.guard_set.find_limit
     if rates is None:
         return []
-    plan = Plans(rates)[tool]
+    plan = Plans(rates, find)[tool]
     charges = {LOCAL: plan.local_charges, ANONYMOUS: plan.address_charges}.get(principal.id, plan.principal_charges)
-    slots = [f"{plan.slots} of this tool at once"] if plan.slots else []
-    share = CallerSlots(rates).max_slots(principal.id, tool)
-    return (
-        [each.limit for each in charges] + slots + ([f"{share} of this tool at once for one caller"] if share else [])
-    )
+    slots = [f"{plan.slots} of {plan.owner} at once"] if plan.slots else []
+    share = CallerSlots(rates, find).max_slots(principal.id, tool)
+    shares = [f"{share} of {plan.owner} at once for one caller"] if share else []
+    return [each.limit for each in charges] + slots + shares
 
 
 def _stages(
@@ -240,7 +240,7 @@ def _stages(
         lacking = ", ".join(sorted(entry.scopes - principal.scopes))
         return [("find", "hidden" if entry.hide else "forbidden", f"its author wants the scope {lacking}")], False
     stages.append(("find", "listed", "for this caller"))
-    limits = _limits(server.engine.guard_options.get("rates", Rates()), principal, entry.limit_name)
+    limits = _limits(server, principal, entry.limit_name)
     stages.append(("limit", "on" if limits else "off", ", ".join(limits)))
     if entry.input.valid(call_arguments):
         stages.append(("validate", "valid", ""))

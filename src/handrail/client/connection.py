@@ -42,7 +42,7 @@ log = logging.getLogger("handrail")
 MAX_BATCH = 1_000  # messages in one batch
 MAX_SERVER_REQUESTS = 32  # requests of the server in work at once
 MAX_DISCARD_REASONS = 10
-RESTARTS = 3  # within a minute without a pause; the pause then doubles up to MAX_PAUSE_SECONDS
+RESTARTS = 3  # within a minute without a pause; the pause then doubles up to `max_pause`
 MAX_PAUSE_SECONDS = 30.0
 _LIST_CHANGED = {f"notifications/{each}/list_changed": each for each in ("tools", "resources", "prompts")}
 UPDATED = "notifications/resources/updated"
@@ -79,6 +79,7 @@ class ClientConnection:
         revision: str,
         client_info: Object,
         tap: Tap | None = None,
+        max_pause: float = MAX_PAUSE_SECONDS,
     ) -> None:
         self.name = target.name
         self.handler = handler
@@ -100,7 +101,7 @@ class ClientConnection:
         self.subscribing = asyncio.Lock()  # of resources/subscribe and unsubscribe: none overtakes another
         self.watches: dict[Callable[[Notification | None], None], str] = {}
         """URIs by what gets each update of a resource, and None where subscriptions of the session may be lost."""
-        self._backoff = RestartBackoff(self.name, self.now)
+        self._backoff = RestartBackoff(self.name, self.now, max_pause)
         self._last_id = 0
         self._request_meta: Object = {}
         self._opener: asyncio.Task[None] | None = None  # shared by all tasks that wait for the connection
@@ -661,9 +662,10 @@ class ListSubscription:
 class RestartBackoff:
     """Pauses before a server that keeps failing is started again."""
 
-    def __init__(self, server: str, now: Callable[[], float]) -> None:
+    def __init__(self, server: str, now: Callable[[], float], max_pause: float) -> None:
         self._server = server
         self._now = now
+        self._max_pause = max_pause
         self._failure_times: list[float] = []
 
     def add_failure(self) -> None:
@@ -675,7 +677,7 @@ class RestartBackoff:
         self._failure_times = [each for each in self._failure_times if now - each < 60.0]
         extra = len(self._failure_times) - RESTARTS
         if extra >= 0:
-            seconds = min(2.0**extra, MAX_PAUSE_SECONDS)
+            seconds = min(2.0**extra, self._max_pause)
             if seconds > most:
                 text = f"ended {len(self._failure_times)} times within a minute"
                 raise TransportError(text, server=self._server)

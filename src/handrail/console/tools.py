@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from hashlib import sha256
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
@@ -24,7 +23,7 @@ from handrail.engine.prompts import PromptEntry
 from handrail.engine.reply_channel import NullChannel
 from handrail.engine.resources import ResourceEntry
 from handrail.errors import PeerError
-from handrail.guards.limits import ANONYMOUS, LOCAL, Rate, Rates
+from handrail.guards.limits import ANONYMOUS, LOCAL, Plans, Rate, Rates
 from handrail.guards.sanitize import check_media
 from handrail.guards.tool_definitions import (
     Change,
@@ -333,11 +332,12 @@ def _verdict(context: ConsoleContext, viewer: Viewer, entry: ToolEntry) -> Objec
 def _limits(context: ConsoleContext, principal: Principal, entry: ToolEntry) -> Iterator[str]:
     rates = context.engine.guard_options.get("rates", Rates())
     if rates is not None:
-        own = next((each for name, each in rates.tools.items() if fnmatchcase(entry.limit_name, name)), rates.tool)
+        plan = Plans(rates, context.guards.find_limit)[entry.limit_name]
+        own, is_shared = plan.rate, plan.owner != "this tool"
         if own.rate:
-            yield f"{_rate_text(own.rate)} of this {entry.kind}, by each caller"
+            yield f"{_rate_text(own.rate)} of {plan.owner if is_shared else f'this {entry.kind}'}, by each caller"
         if own.concurrent is not None:
-            yield f"{own.concurrent} at once, by all callers"
+            yield f"{own.concurrent}{f' of {plan.owner}' if is_shared else ''} at once, by all callers"
         everything = rates.address if principal.id == ANONYMOUS else rates.principal
         if everything and (principal.id != LOCAL or rates.local):
             counted_by = "each address" if principal.id == ANONYMOUS else "each caller"

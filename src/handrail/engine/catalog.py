@@ -297,6 +297,10 @@ class Catalog(Generic[L]):
         is_taken = entry.name in self._entries
         return f"{self.kind} {entry.name!r} exists already; remove it first, or choose another name" if is_taken else ""
 
+    def entry(self, name: str) -> L | None:
+        """Return the entry of a name, also one that is switched off."""
+        return self._entries.get(name)
+
     def knows(self, name: str) -> bool:
         """Return whether there is an entry of this name, or an operator has switched the name off."""
         return name in self._entries or name in self._switched_off

@@ -15,7 +15,7 @@ from handrail.approvals.webhook import HttpPost, WebhookSender
 from handrail.engine.catalog import ToolCatalog
 from handrail.engine.guard_set import GuardSet, configured_store
 from handrail.engine.results import TOOL_NAME, TruncatedResults, smallest_cap
-from handrail.guards.limits import MemoryLimiter, Rates
+from handrail.guards.limits import MemoryLimiter, Rates, without_counts
 from handrail.guards.sanitize import Sanitize
 from handrail.stores import Store, StoreError, is_url, public_url
 from handrail.stores.memory import MemoryStore
@@ -143,7 +143,8 @@ class _GuardOpening:
         """Count the limits of all processes in `store`, if there is one and the limits are worth sharing."""
         guards = self._guards
         rates = guards.options.get("rates", Rates())
-        alone, together = (None, None) if rates is None else rates.split()
+        limits = guards.upstream_limits
+        alone, together = (None, None) if rates is None else rates.split(has_upstreams=bool(limits))
         if rates is None or alone is None or together is None:
             return
         if store is None and rates.shared:
@@ -159,13 +160,17 @@ class _GuardOpening:
         if self._own_store is not None and store is self._own_store and store.path:  # counts need not wait for the disk
             store = stores.open(self._own_store.path, durable=False, clock=guards.clock)
             self._stack.push_async_callback(store.close)
-        limiter = StoreLimiter(store, together, name=guards.name, local_limiter=MemoryLimiter(alone))
-        guards.limiter = guards.shared_limiter = limiter
+        local_limiter = MemoryLimiter(alone, find=without_counts(guards.find_limit))
+        limiter = StoreLimiter(store, together, name=guards.name, find=guards.find_limit, local_limiter=local_limiter)
+        guards.store_limiter = limiter
+        if rates.split()[1] is not None or any(each.all for each in limits.values()):
+            guards.limiter = guards.shared_limiter = limiter
         self._stack.push_async_callback(self._stop_sharing, limiter)
 
     async def _stop_sharing(self, limiter: StoreLimiter) -> None:
         await limiter.close()
-        self._guards.limiter, self._guards.shared_limiter = self._guards.request_limiter, None
+        self._guards.limiter = self._guards.request_limiter
+        self._guards.shared_limiter = self._guards.store_limiter = None
 
 
 @contextmanager

@@ -25,7 +25,19 @@ from handrail.engine.preview import run_preview
 from handrail.engine.resources import unknown_resource
 from handrail.engine.results import TruncatedResults, error_result
 from handrail.errors import Kind, Refused
-from handrail.guards.limits import ANONYMOUS, Admission, CallerSlots, Limiter, MemoryLimiter, Rates, Throttled, network
+from handrail.guards.limits import (
+    ANONYMOUS,
+    Admission,
+    CallerSlots,
+    FindLimit,
+    Limiter,
+    MemoryLimiter,
+    NamedRate,
+    Rates,
+    Throttled,
+    UpstreamRate,
+    network,
+)
 from handrail.guards.policy import Decision, Policy, Rule, SubjectKind, policy_of
 from handrail.guards.sanitize import Finding, Inspector, Sanitize, Sanitizer, Scan, changes, is_small, risk, secrets_in
 from handrail.jsonrpc import encode
@@ -141,6 +153,7 @@ class GuardSet:
     limiter: Limiter | None  # of calls
     request_limiter: MemoryLimiter | None  # of requests that are no calls
     shared_limiter: StoreLimiter | None = None  # of calls and lists, while the server serves with other processes
+    store_limiter: StoreLimiter | None = None  # the same, also if nothing is limited yet that it could count
     shares: CallerSlots | None  # of the slots of tools, by caller
     sanitizer: Sanitizer | None
     secrets: frozenset[str]  # values that must not leave
@@ -159,6 +172,9 @@ class GuardSet:
         self.options: GuardOptions = {}
         self.served_file = ""  # the file that a command serves the server from
         self.next_serial: Callable[[], str] = lambda: ""  # the id of the next call in the audit log
+        self.upstream_limits: dict[str, UpstreamRate] = {}  # of all upstream servers, by their names
+        self._entry_limits: dict[str, NamedRate] = {}  # by the name that limits count
+        self.find_limit: FindLimit = self._entry_limits.get
         self._cleaning_pool = ThreadPool(_CLEANING_THREADS)
         self._preview_pool = ThreadPool(_PREVIEW_THREADS)
 
@@ -173,9 +189,13 @@ class GuardSet:
         self.policy = policy_of(options.get("policy"), "policy") or Policy(clock=self.clock)
         self._has_policy = not self.policy.is_open
         rates = options.get("rates", Rates())
-        self.limiter = self.request_limiter = None if rates is None else MemoryLimiter(rates)
-        limited = [] if rates is None else [each for each in (rates.tool, *rates.tools.values()) if each.share]
-        self.shares = CallerSlots(rates) if rates is not None and limited else None
+        self.limiter = self.request_limiter = self.shares = None
+        if rates is not None:
+            self.limiter = self.request_limiter = MemoryLimiter(rates, find=self.find_limit)
+            if any(each.share for each in (rates.tool, *rates.tools.values())):
+                self.shares = CallerSlots(rates, self.find_limit)
+        for name, limits in self.upstream_limits.items():
+            self.limit_upstream(name, limits)
         webhook = (options.get("approvals") or Approvals()).webhook
         signing = [webhook.secret()] if webhook.url else []
         passwords = [password_of(str(url)) for name in ("audit", "store") if is_url(url := options.get(name))]
@@ -194,6 +214,31 @@ class GuardSet:
         self._secret_matcher = Secrets(self.secrets, patterns)
         self.masking = self._secret_matcher if options.get("audit_arguments") else None
         self.use_store(configured_store(options))
+
+    def limit_upstream(self, name: str, limits: UpstreamRate) -> None:
+        """Count the calls of an upstream server, also of one that is included while the server serves."""
+        rates = self.options.get("rates", Rates())
+        if rates is None:
+            if limits.all:
+                raise ValueError(f"{name}: limits: rates=None counts nothing here; leave it out")
+            return
+        tools = {f"{name}: limits.tools.{tool}": each for tool, each in limits.tools.items()}
+        rates.check_costs({f"{name}: limits": limits, **tools})
+        self.upstream_limits[name] = limits
+        if self.shares is None and any(each.share for each in limits.all):
+            self.shares = CallerSlots(rates, self.find_limit)
+        if limits.all and self.store_limiter is not None:
+            self.limiter = self.shared_limiter = self.store_limiter
+
+    def limit_entry(self, name: str, limit: NamedRate | None) -> None:
+        """Set the limit of what an upstream server offers under this name, or remove it."""
+        if limit is not None:
+            self._entry_limits[name] = limit
+        elif self._entry_limits.pop(name, None) is None:
+            return
+        for each in (self.request_limiter, self.store_limiter, self.shares):
+            if each is not None:
+                each.forget(name)
 
     def use_store(self, store: Store | None, shared: bool = True) -> None:
         """Keep approvals in `store`, or in memory. `shared`: other processes decide there too."""

@@ -145,7 +145,9 @@ class UpstreamCatalog:
     def withdraw(self) -> None:
         """Take its entries out of the catalogs."""
         for method, entries in self._entries.items():
-            self._engine.catalogs[method].exchange([entry for _, entry in entries.values()], ())
+            withdrawn = [entry for _, entry in entries.values()]
+            self._engine.catalogs[method].exchange(withdrawn, ())
+            self._set_limits(method, withdrawn)
             entries.clear()
         self._lists.clear()
         self._names.clear()
@@ -264,6 +266,7 @@ class UpstreamCatalog:
         for each, name in renamed:
             each.rename(name)
         problems += catalog.exchange((), later, in_place=True) if later else []
+        self._set_limits(method, [*gone, *added])
         for problem in problems:
             log.warning("gateway: %s: %s", self._terms.name, problem)
         if problems:
@@ -273,6 +276,18 @@ class UpstreamCatalog:
                 if tool.name in names:
                     tool.state, tool.reason = "refused", "another server has a tool of this name; give a prefix"
         return problems
+
+    def _set_limits(self, method: str, changed: list[ToolEntry]) -> None:
+        """Have calls counted by the limits of the upstream that has a name now."""
+        guards, catalog = self._engine.guard_set, self._engine.catalogs[method]
+        for each in changed:
+            entry = catalog.entry(each.name)
+            limits = None if entry is None else guards.upstream_limits.get(entry.upstream)
+            if entry is None or limits is None:
+                guards.limit_entry(each.limit_name, None)
+            else:
+                own_name = entry.own_name if entry.kind == "tool" else None
+                guards.limit_entry(entry.limit_name, limits.limit_of(entry.upstream, own_name))
 
     def _call_tool(self, listed: ListedTool, arguments: Object, call: Call) -> Any:
         return self._caller.send("tools/call", {"name": listed.own_name, "arguments": arguments}, call, listed)

@@ -8,14 +8,14 @@ __all__ = ["CircuitBreaker"]
 
 FAILURES = 3  # in a row, until calls are refused at once
 BURST_SECONDS = 0.25  # in which failures count as one
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
 
 
 class CircuitBreaker:
     """Counts failures in a row. While it is open, calls fail at once; after a pause one call tries again."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], pauses: tuple[float, float] = (1.0, 60.0)) -> None:
         self._now = now
+        self._least, self._most = pauses  # seconds
         self._failures = 0
         self._open_until = 0.0
         self._probing = False
@@ -33,7 +33,7 @@ class CircuitBreaker:
         if left > 0:
             return left
         if self._probing:
-            return FIRST_PAUSE_SECONDS
+            return self._least
         self._probing = True
         return 0.0
 
@@ -49,7 +49,7 @@ class CircuitBreaker:
         self._failures += 1
         if self.is_open:
             exponent = min(self._failures - FAILURES, 10)
-            self._open_until = self._now() + min(FIRST_PAUSE_SECONDS * 2**exponent, MAX_PAUSE_SECONDS)
+            self._open_until = self._now() + min(self._least * 2**exponent, self._most)
 
     def release(self) -> None:
         """The probe ended without a verdict: it was cancelled."""

@@ -22,6 +22,7 @@ __all__ = ["SessionPool"]
 
 log = logging.getLogger("handrail")
 
+MAX_ENDED = 10_000  # owners
 LEAST_SHARE = 4  # connections that one principal may always have, whatever its share of all
 
 
@@ -43,6 +44,7 @@ class SessionPool:
         self.sessions: dict[tuple[str, CapabilityKey], UpstreamSession] = {}
         self.stateless: UpstreamSession | None = None
         self.breakers: dict[str, CircuitBreaker] = {}  # by the owner of a connection; "" where all share one
+        self._ended: dict[str, None] = {}  # owners whose command has ended by itself, if it starts only once
         self._upstream = upstream
         self._opening = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -81,12 +83,19 @@ class SessionPool:
             return
         if self._upstream.is_stopped:
             raise TransportError("it was stopped by an operator", sent=Sent.NO, server=self._upstream.name)
+        self._note_end(session)
+        if self.has_ended(session.owner):
+            text = "its command has ended, and is not started again; an operator has to start it"
+            raise TransportError(text, sent=Sent.NO, server=self._upstream.name)
         self._upstream.on_opening()
         try:
             await session.connection.open()
         except PeerError as problem:
+            session.is_started = True
+            self._note_end(session)
             self._upstream.on_open_failed(problem, session.owner)
             raise
+        session.is_started = True
         revision = session.connection.revision
         assert revision is not None
         self._upstream.on_open(revision, session.connection.handshake_result)
@@ -94,6 +103,24 @@ class SessionPool:
             self.stateless = self.stateless or session
         elif self.stateless is session:
             self.stateless = None
+
+    def _note_end(self, session: UpstreamSession) -> None:
+        """Note that a command has ended by itself: where `restart` is "never", its owner gets no other."""
+        if session.is_started and not session.connection.is_open and not self._upstream.terms.restarts:
+            self._ended[session.owner] = None
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    def restart(self) -> None:
+        """Let each connection be tried anew, at once."""
+        self.breakers.clear()
+        self._ended.clear()
+        for session in self.sessions.values():
+            session.is_started = session.connection.is_open
+
+    def has_ended(self, owner: str) -> bool:
+        """Return whether the command of an owner has ended by itself, and is not started again."""
+        return owner in self._ended
 
     def _make_room(self, owner: str) -> None:
         """Close the connection that was not used for the longest time, if there are too many, or of one principal."""
@@ -112,6 +139,7 @@ class SessionPool:
 
     def end(self, session: UpstreamSession) -> None:
         """Close a connection; the next call of its owner opens another."""
+        self._note_end(session)
         self.sessions.pop((session.owner, session.key), None)
         if self.stateless is session:
             self.stateless = None
@@ -143,11 +171,12 @@ class SessionPool:
         if owner not in self.breakers:
             if len(self.breakers) > 4 * self._upstream.terms.max_sessions:
                 self.breakers.clear()
-            self.breakers[owner] = CircuitBreaker(time.monotonic)
+            self.breakers[owner] = CircuitBreaker(time.monotonic, self._upstream.terms.pauses)
         return self.breakers[owner]
 
     async def close(self) -> None:
         """Close all connections. The next call opens new ones."""
+        self._ended.clear()
         sessions, self.sessions, self.stateless = [*self.sessions.values()], {}, None
         await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
         if self._closing:

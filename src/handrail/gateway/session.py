@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, Struct
 
-from handrail.client.connection import ClientConnection
+from handrail.client.connection import MAX_PAUSE_SECONDS, ClientConnection
 from handrail.client.inflight import FOREVER, Clocks, Log, Progress, deadline_at
 from handrail.client.mcp_config import ServerTarget
 from handrail.client.server_list import ServerList
@@ -125,12 +125,14 @@ class UpstreamSession:
         self.owner = owner
         self.key = key
         self.capabilities = capabilities_of(key)
+        self.is_started = False  # it was opened, or failed to open
         self.connection = ClientConnection(
             upstream.target.with_stderr(self._on_stderr),
             self,
             clocks=Clocks(connect=CONNECT_SECONDS, first=CONNECT_SECONDS, idle=LIST_SECONDS, total=LIST_SECONDS),
             revision=upstream.terms.revision,
             client_info=upstream.client_info,
+            max_pause=min(upstream.terms.pauses[1], MAX_PAUSE_SECONDS),
         )
         self.calls: dict[BridgedCall, None] = {}
         self.last_used = self.connection.now()

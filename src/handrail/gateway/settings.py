@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
+from handrail.guards.limits import UpstreamRate
 from handrail.guards.policy import any_glob
-from handrail.suggest import seconds, texts
+from handrail.suggest import describe_value, expect, seconds, texts
 
 __all__ = ["AuthSettings", "UpstreamOptions", "UpstreamSettings", "short_name"]
 
@@ -24,6 +25,8 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 NewTools = Literal["ask", "allow", "hide"]
 Collision = Literal["refuse", "suffix"]
 PassedChange = Literal["wording", "widened", "narrowed", "schema", "hint"]
+Restart = Literal["never"] | tuple[float, float]
+"""The least and the most seconds between two tries of a server that fails; or none, for a command that has ended."""
 
 
 class UpstreamOptions(TypedDict, total=False):
@@ -50,6 +53,8 @@ class UpstreamOptions(TypedDict, total=False):
     list_seconds: how long a first list waits for it (10)
     idle_seconds: a connection that was not used for so long is closed (300)
     max_sessions: connections to it at once; one caller has at most a quarter of them, or 4 (64)
+    limits: how often it may be called (UpstreamRate())
+    restart: (least, most) seconds between two tries if it fails; "never": a command starts once ((1, 60))
     """
 
     name: str
@@ -73,6 +78,8 @@ class UpstreamOptions(TypedDict, total=False):
     list_seconds: float
     idle_seconds: float
     max_sessions: int
+    limits: UpstreamRate
+    restart: Restart
 
 
 class AuthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,6 +179,13 @@ class UpstreamSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     list_seconds: Annotated[float, Meta(description="How long a first list waits for it.", ge=0)] = 10.0
     idle_seconds: Annotated[float, Meta(description="An unused connection is closed after so long.", gt=0)] = 300.0
     max_sessions: Annotated[int, Meta(description="Connections to it at once.", ge=1)] = 64
+    limits: UpstreamRate = UpstreamRate()
+    restart: Annotated[
+        Restart, Meta(description="Least and most seconds between two tries if it fails; never: a command starts once.")
+    ] = (1.0, 60.0)
+
+    def __post_init__(self) -> None:
+        _pauses("restart", self.restart)
 
     def options(self) -> UpstreamOptions:
         """Return these settings as options of `Server.include`."""
@@ -190,6 +204,8 @@ class UpstreamSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "list_seconds": self.list_seconds,
             "idle_seconds": self.idle_seconds,
             "max_sessions": self.max_sessions,
+            "limits": self.limits,
+            "restart": self.restart,
         }
 
 
@@ -211,6 +227,9 @@ class Terms(Struct, frozen=True, kw_only=True):
     list_seconds: float = 10.0
     idle_seconds: float = 300.0
     max_sessions: int = 64
+    limits: UpstreamRate = UpstreamRate()
+    restarts: bool = True  # a command that has ended
+    pauses: tuple[float, float] = (1.0, 60.0)  # seconds between two tries of what fails: the least, the most
 
     @classmethod
     def of(cls, name: str, prefix: str, options: UpstreamOptions) -> Terms:
@@ -219,6 +238,9 @@ class Terms(Struct, frozen=True, kw_only=True):
         idle, total = timeout if isinstance(timeout, tuple | list) else (timeout, max(timeout, 600.0))
         allowed = any_glob(options.get("allow") or ["*"], f"{where}: allow")
         denied = any_glob(options.get("deny", []), f"{where}: deny")
+        limits = options.get("limits", UpstreamRate())
+        expect(f"{where}: limits", limits, 'UpstreamRate(rate="60/minute") of handrail.guards', UpstreamRate)
+        restart = options.get("restart", (1.0, 60.0))
         return cls(
             name=name,
             prefix=prefix,
@@ -235,7 +257,21 @@ class Terms(Struct, frozen=True, kw_only=True):
             list_seconds=options.get("list_seconds", 10.0),
             idle_seconds=options.get("idle_seconds", 300.0),
             max_sessions=options.get("max_sessions", 64),
+            limits=limits,
+            restarts=restart != "never",
+            pauses=_pauses(f"{where}: restart", restart),
         )
+
+
+def _pauses(where: str, restart: Any) -> tuple[float, float]:
+    if restart == "never":
+        return 1.0, 60.0
+    if not isinstance(restart, tuple | list) or len(restart) != 2:
+        raise TypeError(f'{where}: expected "never", or the least and the most seconds, got {describe_value(restart)}')
+    least, most = (seconds(where, each) for each in restart)
+    if least > most:
+        raise ValueError(f"{where}: the least, {least:g} s, is more than the most, {most:g} s")
+    return least, most
 
 
 def short_name(name: str) -> str:

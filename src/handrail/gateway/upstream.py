@@ -122,7 +122,7 @@ class Upstream:
         key = capability_key(state.revision, state.client)
         owner = self.pool.owner(state.peer, key, state.revision)
         breaker = self.pool.breaker(owner)
-        self._check_open(state, breaker)
+        self._check_open(state, owner, breaker)
         try:
             raw, revision = await self._send(method, params, state, tool, owner, key)
             result = _READERS[method](raw, revision, state.revision, state.entry)
@@ -171,11 +171,13 @@ class Upstream:
         if not self.lists.shows(state.entry, owner, key):
             raise unknown("tool", state.name) from None
 
-    def _check_open(self, state: CallState, breaker: CircuitBreaker) -> None:
+    def _check_open(self, state: CallState, owner: str, breaker: CircuitBreaker) -> None:
         if self.engine.stops and (reason := self.engine.stop_reason(state.entry, state.principal)):
             raise ToolError(reason)
         if self.is_stopped:
             raise ToolError(f"{self.name} was stopped by an operator. Nothing was done.")
+        if self.pool.has_ended(owner):
+            raise ToolError(f"{self.name} has ended, and is not started again by itself. Nothing was done.")
         if PARKED not in state.answers and (wait := breaker.wait_seconds()) > 0:
             raise ToolError(f"{self.name} is down; it is tried again in {max(wait, 1):.0f} s. Nothing was done.")
 
@@ -349,7 +351,8 @@ class Upstream:
         return self.terms.trusted or any(tool.accepted for tool in self.tools)
 
     async def refresh(self) -> None:
-        """Fetch its lists again, and wait for them."""
+        """Fetch its lists again, and wait for them. What has failed is tried at once."""
+        self.pool.restart()
         await self.lists.refresh()
 
     def accept(self, classes: Mapping[str, str]) -> None:
@@ -401,7 +404,7 @@ class Upstream:
         """Serve its calls again after `stop`."""
         self.is_stopped, self.problem, self.state = False, "", "new"
         self.on_change()
-        self.pool.breakers.clear()
+        self.pool.restart()
 
 
 class _Subscriber(Struct):

@@ -78,6 +78,9 @@ class Upstreams:
                 raise ValueError(f"include: there is an upstream {name!r} already; give this one another name=…")
             own_prefix = prefix if prefix is not None else f"{name}_" if len(reached) > 1 else ""
             terms = Terms.of(name, own_prefix, options)
+            if not terms.restarts and target.key.startswith(("http://", "https://")):
+                raise ValueError(f'include {name!r}: restart: "never" is for a command; an address is only tried again')
+            self.engine.guard_set.limit_upstream(name, terms.limits)
             pins = Pins(self._lock(options.get("lock")), name, target.label, terms.new, terms.pass_changes)
             self._last_index += 1
             upstream = Upstream(
@@ -102,6 +105,7 @@ class Upstreams:
         upstream = self.by_name.pop(name)
         await upstream.stop("its configuration was removed")
         upstream.catalog.withdraw()
+        self.engine.guard_set.upstream_limits.pop(name, None)
         for each in self.by_name.values():
             each.catalog.judge_again()  # what had the same names may have them now
         self.on_change()

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from handrail.audit.format import TrailError as TrailError
     from handrail.audit.log import Trail as Trail, TrailSettings as TrailSettings, open_trail as open_trail
     from handrail.engine.guard_set import GuardOptions as GuardOptions
-    from handrail.guards.limits import Rate as Rate, Rates as Rates, ToolRate as ToolRate
+    from handrail.guards.limits import (
+        Rate as Rate,
+        Rates as Rates,
+        ToolRate as ToolRate,
+        UpstreamRate as UpstreamRate,
+    )
     from handrail.guards.policy import Policy as Policy, Rule as Rule
     from handrail.guards.predicates import Predicate as Predicate
     from handrail.guards.sanitize import (
@@ -43,7 +48,7 @@ else:
             "engine.guard_set": "GuardOptions",
             "guards.policy": "Policy Rule",
             "guards.predicates": "Predicate",
-            "guards.limits": "Rate Rates ToolRate",
+            "guards.limits": "Rate Rates ToolRate UpstreamRate",
             "guards.sanitize": "Blocked Finding Sanitize ToolSanitize",
         },
     )

@@ -20,7 +20,7 @@ import math
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -72,6 +72,14 @@ class Rate(Struct, frozen=True):
         return f"{self.count}/{self.unit}" + (f" burst {self.burst}" if self.burst != self.count else "")
 
 
+def _parse_rate(name: str, text: str) -> Rate | None:
+    expect(name, text, "a text such as '60/minute'", str)
+    try:
+        return Rate.parse(text) if text else None
+    except ValueError as problem:
+        raise ValueError(f"{name}: {problem}") from None
+
+
 class ToolRate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often a tool may be called."""
 
@@ -103,6 +111,46 @@ class ToolRate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.each is not None or self.concurrent is None or self.concurrent == 1:
             return self.each
         return self.concurrent - 1
+
+
+NO_LIMIT = ToolRate()
+
+
+class UpstreamRate(ToolRate, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often an upstream server may be called. Its tools, resources and prompts are counted together."""
+
+    tools: Annotated[
+        dict[str, ToolRate],
+        Meta(description="By its own names of tools, as 'search_*': each is counted by itself, not with the others."),
+    ] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, each in mapping("UpstreamRate: tools", self.tools, "ToolRate(…) by name").items():
+            expect(f"UpstreamRate: tools.{name}", each, 'ToolRate(rate="10/minute")', ToolRate)
+
+    @property
+    def together(self) -> ToolRate:
+        """What holds for all that is not in `tools`."""
+        return ToolRate(rate=self.rate, concurrent=self.concurrent, each=self.each, cost=self.cost)
+
+    @property
+    def all(self) -> list[ToolRate]:
+        """Every limit that is set."""
+        return [each for each in (self.together, *self.tools.values()) if each != NO_LIMIT]
+
+    def limit_of(self, upstream: str, tool: str | None) -> NamedRate | None:
+        """Return what holds for a tool by its own name, or for a resource or a prompt; None if nothing is set."""
+        for pattern, each in self.tools.items() if tool is not None else ():
+            if fnmatchcase(tool or "", pattern):
+                return "", each
+        return None if self.together == NO_LIMIT else (f"upstream {upstream}", self.together)
+
+
+NamedRate = tuple[str, ToolRate]
+"""A limit, and what is counted by it together; an empty name for a tool by itself."""
+FindLimit = Callable[[str], NamedRate | None]
+"""Returns what an upstream server's settings say of one of our names."""
 
 
 class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,39 +188,49 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name, each in mapping("Rates: tools", self.tools, "ToolRate(…) by name").items():
             expect(f"Rates: tools.{name}", each, 'ToolRate(rate="10/minute")', ToolRate)
         _parse_rate("lists", self.lists)
+        self.check_costs({"tool": self.tool, **{f"tools.{name}": each for name, each in self.tools.items()}})
+
+    def check_costs(self, limits: Mapping[str, ToolRate]) -> None:
+        """Refuse limits, by their names, whose calls cost more than a caller ever has."""
         for name in ("principal", "address"):
             rate = _parse_rate(name, getattr(self, name))
-            for where, each in (("tool", self.tool), *((f"tools.{key}", each) for key, each in self.tools.items())):
+            for where, each in limits.items():
                 if rate is not None and each.cost > rate.burst:
                     raise ValueError(f"{where}.cost: {each.cost:g} is more than `{name}` ever has, {rate.burst}")
 
-    def split(self) -> tuple[Rates, Rates | None]:
+    def split(self, *, has_upstreams: bool = False) -> tuple[Rates, Rates | None]:
         """What each process counts by itself, and what they count together.
 
         To count together takes a look at a file. What is built in is only there against floods, which each process can
-        tell by itself; a configured limit holds as it is configured.
+        tell by itself; a configured limit holds as it is configured. Upstream servers may have limits of their own.
         """
         if self.shared is False:
             return self, None
         names = [each for each in DEFAULT_RATES if self.shared or getattr(self, each) != DEFAULT_RATES[each]]
         tools = [self.tool, *self.tools.values()]
-        if not any(getattr(self, each) for each in names) and not any(
-            tool_rate.rate or tool_rate.concurrent for tool_rate in tools
-        ):
+        is_limited = any(tool_rate.rate or tool_rate.concurrent for tool_rate in tools)
+        if not is_limited and not has_upstreams and not any(getattr(self, each) for each in names):
             return self, None
-        unlimited, *others = (replace(each, rate="", concurrent=None) for each in tools)
+        unlimited, *others = map(_without_counts, tools)
         local_rates = replace(
             self, tool=unlimited, tools=dict(zip(self.tools, others, strict=True)), **dict.fromkeys(names, "")
         )
         return local_rates, replace(self, **{each: "" for each in DEFAULT_RATES if each not in names})
 
 
-def _parse_rate(name: str, text: str) -> Rate | None:
-    expect(name, text, "a text such as '60/minute'", str)
-    try:
-        return Rate.parse(text) if text else None
-    except ValueError as problem:
-        raise ValueError(f"{name}: {problem}") from None
+def _without_counts(limit: ToolRate) -> ToolRate:
+    """Return what is left of a limit in a process that does not count it: what a call costs its caller."""
+    return replace(limit, rate="", concurrent=None)
+
+
+def without_counts(find: FindLimit) -> FindLimit:
+    """Return what a process counts by itself of the limits of upstream servers that a store counts."""
+
+    def find_uncounted(name: str) -> NamedRate | None:
+        limit = find(name)
+        return None if limit is None else (limit[0], _without_counts(limit[1]))
+
+    return find_uncounted
 
 
 ANONYMOUS, LOCAL = RESERVED_NAMES
@@ -211,28 +269,27 @@ class CallerSlots:
     A caller without another one beside it, over standard input, keeps only to what `each` says.
     """
 
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
-        self._limits: dict[str, ToolRate] = {}  # by tool
+    def __init__(self, rates: Rates, find: FindLimit | None = None) -> None:
+        self.plans = Plans(rates, find)
         self._held: Counter[tuple[str, str]] = Counter()
+
+    def forget(self, tool: str) -> None:
+        """Look up the limit of a tool anew."""
+        self.plans.forget(tool)
 
     def max_slots(self, principal: str, tool: str) -> int | None:
         """Return the most that one caller may hold; None: any number."""
-        limit = self._limits.get(tool)
-        if limit is None:
-            if len(self._limits) >= MAX_TOOLS:
-                self._limits.clear()
-            matching = (each for pattern, each in self._rates.tools.items() if fnmatchcase(tool, pattern))
-            limit = self._limits[tool] = next(matching, self._rates.tool)
+        limit = self.plans[tool].rate
         return limit.each if principal == LOCAL else limit.share
 
     def take(self, principal: str, tool: str, address: str) -> Throttled | Callable[[], None] | None:
         limit = self.max_slots(principal, tool)
         if limit is None:
             return None
-        key = (tool, network(address) if address and principal == ANONYMOUS else principal)
+        plan = self.plans[tool]
+        key = (plan.name, network(address) if address and principal == ANONYMOUS else principal)
         if self._held[key] >= limit:
-            return Throttled(BUSY_SECONDS, f"{limit} of this tool at once for one caller", "concurrency")
+            return Throttled(BUSY_SECONDS, f"{limit} of {plan.owner} at once for one caller", "concurrency")
         self._held[key] += 1
         return partial(self._release, key)
 
@@ -259,17 +316,22 @@ class MemoryLimiter:
     """Counts in this process, on the monotonic clock: what happens to the time of day does not matter (P-21)."""
 
     def __init__(
-        self, rates: Rates, *, max_buckets: int = MAX_BUCKETS, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        rates: Rates,
+        *,
+        find: FindLimit | None = None,
+        max_buckets: int = MAX_BUCKETS,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._plans = Plans(rates)
+        self.plans = Plans(rates, find)
         self._clock = clock
         self._max_buckets = max_buckets
         self._principal_ring = _Ring()
         self._address_ring = _Ring()
-        self._running: Counter[str] = Counter()  # calls of tools that have slots
+        self._running: Counter[str] = Counter()  # calls that have slots, by the name of their plan
 
     def take(self, principal: str, tool: str, address: str = "") -> Admission:
-        plan = self._plans[tool]
+        plan = self.plans[tool]
         if address and principal == ANONYMOUS:
             charges, caller, ring = plan.address_charges, network(address), self._address_ring
         else:
@@ -312,17 +374,21 @@ class MemoryLimiter:
             full_at[bucket] = end
         return slot
 
-    def take_slot(self, tool: str) -> Admission:
-        slots = self._plans[tool].slots
-        if slots is None:
-            return None
-        if self._running[tool] >= slots:
-            return busy(slots)
-        self._running[tool] += 1
-        return partial(self._release, tool)
+    def forget(self, tool: str) -> None:
+        """Look up the limit of a tool anew."""
+        self.plans.forget(tool)
 
-    def _release(self, tool: str) -> None:
-        self._running[tool] -= 1
+    def take_slot(self, tool: str) -> Admission:
+        plan = self.plans[tool]
+        if plan.slots is None:
+            return None
+        if self._running[plan.name] >= plan.slots:
+            return busy(plan.slots, plan.owner)
+        self._running[plan.name] += 1
+        return partial(self._release, plan.name)
+
+    def _release(self, name: str) -> None:
+        self._running[name] -= 1
 
 
 def _sweep(ring: _Ring, now: int) -> None:
@@ -347,21 +413,44 @@ class Charge(Struct, eq=False):
 
 
 class Plan(Struct, eq=False):
-    """What a request is charged to, depending on who makes it."""
+    """What a request is charged to, depending on who makes it. What an upstream offers may share one."""
 
     principal_charges: list[Charge]
     address_charges: list[Charge]  # callers with an address and no name
     local_charges: list[Charge]
+    name: str = ""  # of what is counted together: a tool, or an upstream server
+    owner: str = "this tool"  # the same, for people
+    rate: ToolRate = NO_LIMIT
     slots: int | None = None
 
 
 class Plans(dict[str, Plan]):
-    """The plan for each tool, made when it is first called; and for `""`, requests that are not calls."""
+    """The plan for each tool, made when it is first called; and for `""`, requests that are not calls.
 
-    def __init__(self, rates: Rates) -> None:
+    Of the limits that fit a tool one holds: that of its name in `rates.tools`, else of its upstream, else `rates.tool`.
+    """
+
+    def __init__(self, rates: Rates, find: FindLimit | None = None) -> None:
         self._rates = rates
+        self._find = find
         self._principals: dict[str, int] = {}
         self._addresses: dict[str, int] = {}
+
+    def limit_of(self, tool: str) -> tuple[str, ToolRate]:
+        """Return the limit of a tool, and the name of what is counted by it together."""
+        for pattern, each in self._rates.tools.items():
+            if fnmatchcase(tool, pattern):
+                return (tool if len(self) < MAX_TOOLS else pattern), each
+        name, limit = (self._find and self._find(tool)) or ("", self._rates.tool)
+        return name or (tool if len(self) < MAX_TOOLS else "*"), limit
+
+    def forget(self, tool: str) -> bool:
+        """Drop the plan of a tool if another limit holds now; one that stays keeps its counts."""
+        plan = self.get(tool)
+        is_other = plan is not None and (plan.name, plan.rate) != self.limit_of(tool)
+        if is_other:
+            del self[tool]
+        return is_other
 
     def __missing__(self, tool: str) -> Plan:
         rates = self._rates
@@ -372,26 +461,23 @@ class Plans(dict[str, Plan]):
             return self.setdefault(
                 tool, Plan(principal_charges, address_charges, principal_charges if rates.local else [])
             )
-        matching = ((pattern, each) for pattern, each in rates.tools.items() if fnmatchcase(tool, pattern))
-        pattern, tool_rate = next(matching, ("*", rates.tool))
-        name = tool if len(self) < MAX_TOOLS else pattern
-        if name not in self:
-            tool_charges, address_charges = (
-                _charges(f"tool {name}", "tool", tool_rate.rate, "this tool") for _ in range(2)
-            )
-            principal_charges = tool_charges + _charges(
-                "principal", "principal", rates.principal, "this caller", self._principals, tool_rate.cost
-            )
-            address_charges += _charges(
-                "address", "address", rates.address, "this address", self._addresses, tool_rate.cost
-            )
-            self[name] = Plan(
-                principal_charges,
-                address_charges,
-                principal_charges if rates.local else tool_charges,
-                tool_rate.concurrent,
-            )
-        return self[name]
+        name, limit = self.limit_of(tool)
+        plan = self.get(name)
+        if plan is None or plan.rate != limit:
+            plan = self[name] = self._plan(name, limit, "this tool" if name in (tool, "*") else name)
+        if name != tool and len(self) < MAX_TOOLS:
+            self[tool] = plan
+        return plan
+
+    def _plan(self, name: str, limit: ToolRate, owner: str) -> Plan:
+        rates = self._rates
+        tool_charges, address_charges = (_charges(f"tool {name}", "tool", limit.rate, owner) for _ in range(2))
+        principal_charges = tool_charges + _charges(
+            "principal", "principal", rates.principal, "this caller", self._principals, limit.cost
+        )
+        address_charges += _charges("address", "address", rates.address, "this address", self._addresses, limit.cost)
+        local_charges = principal_charges if rates.local else tool_charges
+        return Plan(principal_charges, address_charges, local_charges, name, owner, limit, limit.concurrent)
 
 
 def _charges(
@@ -415,9 +501,9 @@ def _charges(
     ]
 
 
-def busy(slots: int) -> Throttled:
-    """Return the refusal of a call whose tool has no free slot."""
-    return Throttled(BUSY_SECONDS, f"{slots} of this tool at once", "concurrency")
+def busy(slots: int, owner: str) -> Throttled:
+    """Return the refusal of a call whose tool, or upstream server, has no free slot."""
+    return Throttled(BUSY_SECONDS, f"{slots} of {owner} at once", "concurrency")
 
 
 def network(address: str) -> str:
@@ -457,6 +543,7 @@ class StoreLimiter:
         rates: Rates,
         *,
         name: str = "",
+        find: FindLimit | None = None,
         local_limiter: MemoryLimiter | None = None,
         lease_seconds: float = 30.0,
         clock: Callable[[], int] = time.time_ns,
@@ -464,7 +551,7 @@ class StoreLimiter:
         self._store = store
         self._prefix = f"{len(name)}:{name}:" if name else ""
         self._local_limiter = local_limiter
-        self._plans = Plans(rates)
+        self.plans = Plans(rates, find)
         self._lease = round(lease_seconds * 1e9)
         self._clock = clock
         self._holder_id = token_hex(8)
@@ -478,7 +565,7 @@ class StoreLimiter:
         self._refusals: dict[tuple[str, str], dict[str, tuple[int, int, Throttled]]] = {}
 
     def take(self, principal: str, tool: str, address: str = "") -> Throttled | Awaitable[Admission] | None:
-        plan = self._plans[tool]
+        plan = self.plans[tool]
         if address and principal == ANONYMOUS:
             charges, kind, caller = plan.address_charges, "address", network(address)
         else:
@@ -492,23 +579,29 @@ class StoreLimiter:
             return throttled
         if not charges and plan.slots is None:
             return None
-        caller, tool = self._prefix + caller, self._prefix + tool
+        caller, name = self._prefix + caller, self._prefix + plan.name
         # No token is put back, so a refusal stands until its time has come: a flood does not reach the store.
         refusals = self._refusals.get((kind, caller))
-        if refusals is not None and tool in refusals:
-            since, until, throttled = refusals[tool]
+        if refusals is not None and name in refusals:
+            since, until, throttled = refusals[name]
             if since <= (now := self._clock()) < until:
                 return Throttled((until - now) / 1e9, throttled.limit, throttled.scope)
-        return self._enqueue(tool, kind, caller, charges, plan.slots)
+        return self._enqueue(plan, kind, caller, charges)
+
+    def forget(self, tool: str) -> None:
+        """Look up the limit of a tool anew."""
+        if self._local_limiter is not None:
+            self._local_limiter.forget(tool)
+        if self.plans.forget(tool):
+            self._refusals.clear()  # what was refused may be allowed now
 
     def take_slot(self, tool: str) -> Awaitable[Admission] | None:
-        slots = self._plans[tool].slots
-        return None if slots is None else self._enqueue(self._prefix + tool, "", "", [], slots)
+        plan = self.plans[tool]
+        return None if plan.slots is None else self._enqueue(plan, "", "", [])
 
-    def _enqueue(
-        self, tool: str, kind: str, caller: str, charges: list[Charge], slots: int | None
-    ) -> Awaitable[Admission]:
-        pending = _PendingTake(tool, kind, caller, charges, slots, asyncio.get_running_loop().create_future())
+    def _enqueue(self, plan: Plan, kind: str, caller: str, charges: list[Charge]) -> Awaitable[Admission]:
+        name, admission = self._prefix + plan.name, asyncio.get_running_loop().create_future()
+        pending = _PendingTake(name, kind, caller, charges, plan.slots, plan.owner, admission)
         self._waiting.append(pending)
         self._ensure_running()
         return _await_admission(pending)
@@ -613,11 +706,12 @@ async def await_charge(pending: Awaitable[Admission]) -> None:
 class _PendingTake(Struct, eq=False):
     """A call that waits for its turn."""
 
-    tool: str
+    tool: str  # or what is counted together
     kind: str
     caller: str
     charges: list[Charge]
     slots: int | None
+    owner: str
     admission: asyncio.Future[Admission]
     keys: list[str] = []
 
@@ -658,7 +752,7 @@ class _Settlement(Struct, eq=False):
                 self.held[pending.tool] + sum(slots for slots, _ in self._other_leases(pending.tool).values())
                 >= pending.slots
             ):
-                return busy(pending.slots)
+                return busy(pending.slots, pending.owner)
             self.held[pending.tool] += 1
         self.full_at |= ends
         return None
