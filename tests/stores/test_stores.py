@@ -33,6 +33,7 @@ from handrail.stores.memory import MAX_QUEUED_MESSAGES, MemoryStore
 from handrail.stores.sqlite import SqliteStore
 from patience import PATIENCE, SOAK
 from postgres_servers import PostgresServer, Schema
+from redis_servers import TimedRedisStore, shared_cluster, shared_server
 
 DEADLINE = 5 * int(PATIENCE)
 
@@ -40,10 +41,11 @@ Change = Put | Delete | Append
 
 
 class Clock:
-    """A clock that the test turns; with a schema of PostgreSQL, that of the database too."""
+    """A clock that a test moves on. `on_change` hears of it, for an engine that has its own."""
 
     def __init__(self) -> None:
         self._now = 1000.0
+        self.on_change: Callable[[float, float], None] = lambda before, now: None
         self.schema: Schema | None = None
 
     def __call__(self) -> float:
@@ -55,9 +57,8 @@ class Clock:
 
     @now.setter
     def now(self, now: float) -> None:
+        self.on_change(self._now, now)
         self._now = now
-        if self.schema is not None:
-            self.schema.set_clock(now)
 
 
 @pytest.fixture
@@ -70,16 +71,29 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state.db"
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def open_backend(request: pytest.FixtureRequest, path: Path, clock: Clock) -> Store:
+    match request.param:
+        case "memory":
+            return MemoryStore(clock=clock)
+        case "sqlite":
+            return SqliteStore(path, durable=False, clock=clock)
+        case "postgres":
+            clock.schema = schema = Schema(request.getfixturevalue("postgres"), clock=True)
+            clock.on_change = lambda before, now: schema.set_clock(now)
+            return stores.open(schema.url)
+        case "redis":
+            server = shared_server()
+            store = TimedRedisStore(server.url(), [server])
+        case _:
+            cluster = shared_cluster()
+            store = TimedRedisStore(cluster.url, cluster.servers)
+    clock.on_change = lambda before, now: store.pass_time(now - before)
+    return store
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "redis", "cluster"])
 async def store(request: pytest.FixtureRequest, path: Path, clock: Clock) -> AsyncIterator[Store]:
-    opened: Store
-    if request.param == "postgres":
-        clock.schema = Schema(request.getfixturevalue("postgres"), clock=True)
-        opened = stores.open(clock.schema.url)
-    elif request.param == "sqlite":
-        opened = SqliteStore(path, durable=False, clock=clock)
-    else:
-        opened = MemoryStore(clock=clock)
+    opened = open_backend(request, path, clock)
     yield opened
     await opened.close()
     if clock.schema is not None:
@@ -389,7 +403,13 @@ async def test_a_hundred_thousand_expired_keys_do_not_stay(store: Store, path: P
     def kept() -> int:
         if clock.schema is not None:
             return clock.schema.rows("entries")
-        return sys.getrefcount(value) - before if isinstance(store, MemoryStore) else _rows(path, "entries")
+        match store:
+            case MemoryStore():
+                return sys.getrefcount(value) - before
+            case TimedRedisStore():
+                return store.count_indexed("k")
+            case _:
+                return _rows(path, "entries")
 
     for start in range(0, 100_000, 1000):
         await store.commit([Put(f"k:{i}", value, ttl=10) for i in range(start, start + 1000)])
@@ -397,10 +417,10 @@ async def test_a_hundred_thousand_expired_keys_do_not_stay(store: Store, path: P
     clock.now += 10
     if clock.schema is not None:  # it sweeps once a second, by another clock
         while kept() > 1:
-            await asyncio.gather(*(store.put("tick", b"") for _ in range(100)))
+            await asyncio.gather(*(store.put("k:tick", b"") for _ in range(100)))
         return
     for _ in range(1100):
-        await store.put("tick", b"")
+        await store.put("k:tick", b"")
     assert kept() <= 1
 
 
@@ -970,7 +990,7 @@ async def test_memory_url_opens_a_store_that_is_read_without_waiting() -> None:
         open_trail(opened)
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "sqlite://host/a", "sqlite:///"])
+@pytest.mark.parametrize("url", ["mongodb://localhost", "sqlite://host/a", "sqlite:///"])
 def test_a_url_of_no_backend_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not memory:, sqlite:///path"):
         stores.open(url)

@@ -18,9 +18,10 @@ from msgspec import Struct
 
 from handrail.errors import HandrailError
 
-StoreFeature = Literal["peek", "processes", "replicas", "transaction", "postgres"]
+StoreFeature = Literal["peek", "processes", "replicas", "scripts", "transaction", "postgres"]
 """`peek`: it reads without waiting. `processes`: several processes of a machine share it. `replicas`: so do several
-machines. `transaction`: it runs SQL for others. `postgres`: the audit log can be beside it, in PostgreSQL."""
+machines. `scripts`: it runs scripts of Redis. `transaction`: it runs SQL for others. `postgres`: the audit log can be
+beside it, in PostgreSQL."""
 DoneCallback = Callable[[Any, BaseException | None], None]
 """Receives the result of a job, or the reason why there is none."""
 
@@ -175,29 +176,34 @@ def parse_counter(key: str, current: bytes | None) -> int:
 def open(
     url: str | os.PathLike[str], *, durable: bool = True, clock: Callable[[], float] | None = None, name: str = ""
 ) -> Store:
-    """Open the store of a URL: `memory:`, `sqlite:///path/to/file`, `postgresql://…`, or the path of a SQLite file.
+    """Open the store of a URL, or the plain path of a SQLite file.
 
-    An absolute path in a URL begins with a fourth slash, as in other libraries: `sqlite:////var/lib/state.db`. `name`
-    is that of a server: in an engine that several servers use, each has keys of its own. PostgreSQL goes by its own
-    clock, and shows the name as that of a connection.
+    `memory:`; `sqlite:///path/to/file`, and `sqlite:////var/lib/state.db` for an absolute path; `postgresql://…`;
+    `redis://host:port/0`, `redis+sentinel://host:port,host:port/service` and `redis+cluster://host:port`, each with
+    `rediss` for TLS. `name` is that of a server: in an engine that several servers use, each has keys of its own.
+    PostgreSQL goes by its own clock, and shows the name as that of a connection. Redis goes by its own clock, and its
+    settings decide whether a write is durable.
     """
     options = {} if clock is None else {"clock": clock}
     if url == "memory:":
         return cast(Store, import_module("handrail.stores.memory").MemoryStore(**options))
     if isinstance(url, str) and (match := _URL.fullmatch(url)):
+        # By name: a backend imports this module, and its own dependencies only where it is used.
         if is_database(url):
             return cast(Store, _backend("postgres", "asyncpg").PostgresStore(url, durable=durable, name=name))
-        scheme, slash, url = match.groups()
-        if scheme != "sqlite" or not slash or not url:
-            raise ValueError(f"store: {scheme}:// is not memory:, sqlite:///path or the path of a file")
-    # By name: a backend imports this module, and its own dependencies only where it is used.
+        scheme, slash, path = match.groups()
+        if scheme.partition("+")[0] in ("redis", "rediss"):
+            return cast(Store, _backend("redis", "redis", "hiredis").RedisStore(url, name=name))
+        if scheme != "sqlite" or not slash or not path:
+            raise ValueError(f"store: {scheme}:// is not memory:, sqlite:///path, redis://host:port or a file's path")
+        url = path
     return cast(Store, import_module("handrail.stores.sqlite").SqliteStore(url, durable=durable, **options))
 
 
-def _backend(name: str, package: str) -> Any:
+def _backend(name: str, *packages: str) -> Any:
     try:
         return import_module(f"handrail.stores.{name}")
     except ModuleNotFoundError as problem:
-        if problem.name != package:
+        if problem.name not in packages:
             raise
-        raise StoreError(f"store: {name} needs the package {package}: pip install 'handrail[{name}]'") from None
+        raise StoreError(f"store: {name} needs the package {problem.name}: pip install 'handrail[{name}]'") from None
