@@ -637,10 +637,26 @@ def test_postgres_does_what_the_model_does(model_schema: Schema, script: list[tu
         store = stores.open(model_schema.url)
         await store.get("")
         model_schema.sql("TRUNCATE handrail_entries, handrail_logs, handrail_lines")
-        shown.schema, shown.now = model_schema, 1000.0
+        shown.on_change = lambda before, now: model_schema.set_clock(now)
+        shown.now = 1000.0
         assert await play(store, shown, script) == expected
         await store.close()
 
+    asyncio.run(compare())
+
+
+@given(script=st.lists(calls, max_size=30))
+@settings(max_examples=1000 if SOAK else 100)
+def test_redis_does_what_the_model_does(script: list[tuple[str, dict[str, Any]]]) -> None:
+    async def compare() -> None:
+        clock, other = Clock(), Clock()
+        expected = await play(Model(clock), clock, script)
+        store = TimedRedisStore(server.url(), [server])
+        other.on_change = lambda before, now: store.pass_time(now - before)
+        assert await play(store, other, script) == expected
+        await store.close()
+
+    server = shared_server()
     asyncio.run(compare())
 
 
