@@ -145,6 +145,10 @@ def health(context: ConsoleContext, total: Figures, pending_count: int, upstream
         names = ", ".join(down[:3]) + (f" and {len(down) - 3} more" if len(down) > 3 else "")
         rest = sentence.removeprefix("Healthy: ").removeprefix(prefix)
         sentence = f"Down: {names}. {rest[:1].upper()}{rest[1:]}"
+    if troubles := context.guards.troubles():
+        level = "bad"
+        sentence = f"Not reachable: {' and '.join(troubles)}. {sentence}"
+        notes += [f"{name}: {text}" for name, text in troubles.items()]
     for each in upstream_rows:
         if waiting := each["unseen"] + each["new"] + each["changed"]:
             notes.append(f"{each['name']}: {_count_of(waiting, 'tool')} to look at.")

@@ -249,6 +249,12 @@ class GuardSet:
             self.store, options, trail=self.trail, clock=self.clock, shared=shared, redact=self.mask_arguments
         )
 
+    def troubles(self) -> dict[str, str]:
+        """Return why what the server needs cannot be reached now, by what is affected; nothing while all can be."""
+        stores = {"approvals": self.store, "sessions": self.shared_store}
+        troubles = {name: getattr(store, "trouble", "") for name, store in stores.items()}
+        return {name: trouble for name, trouble in troubles.items() if trouble}
+
     def mask_arguments(self, arguments: Object) -> Object:
         """Return arguments as they may be stored."""
         return cast(Object, mask_secrets(self._secret_matcher.redact(arguments), self.secrets))

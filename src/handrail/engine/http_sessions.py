@@ -7,6 +7,7 @@ and the events of streams that a client may resume.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +24,9 @@ from handrail.model import ClientInfo, Json, Object, Principal
 from handrail.protocol.connection import Connection
 from handrail.revisions import REVISIONS
 from handrail.revisions.base import LEVELS
-from handrail.stores import Store, supports
+from handrail.stores import Store, StoreError, supports
+
+log = logging.getLogger("handrail")
 
 R = TypeVar("R")
 
@@ -83,7 +86,13 @@ class HttpSessions:
     async def find(self, session_id: bytes, principal: Principal) -> HttpSession | None:
         """Return the session of an id; None if it is forged, of another caller, expired or ended."""
         session = self._recall(session_id, principal)
-        return session and self._unless_ended(session, await self.store.get(session.key))
+        if session is None:
+            return None
+        try:
+            return self._unless_ended(session, await self.store.get(session.key))
+        except StoreError as problem:  # the id says all that a call needs
+            log.error("http: not known whether a session was ended, it goes on: %s", problem)
+            return session
 
     def find_at_once(self, session_id: bytes, principal: Principal) -> HttpSession | None:
         """Do as `find`, with a store that needs no waiting."""
@@ -232,8 +241,12 @@ class EventLog:
         self._key = f"events:{session.name}:{self.stream}"
 
     async def add(self, message: bytes) -> str:
-        """Store a message; return the id of its event."""
-        number = await self._store.append(self._key, message, keep=MAX_EVENTS, ttl=EVENT_SECONDS)
+        """Store a message; return the id of its event. If the store is down, the client gets it without one."""
+        try:
+            number = await self._store.append(self._key, message, keep=MAX_EVENTS, ttl=EVENT_SECONDS)
+        except StoreError as problem:
+            log.warning("http: event not stored, it cannot be sent again: %s", problem)
+            return ""
         return self.event_id(number)
 
     def event_id(self, number: int) -> str:

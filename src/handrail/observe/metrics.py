@@ -100,6 +100,7 @@ class Metrics:
         self.requests = Counter("handrail_http_requests_total", "HTTP requests answered.", "method", "status")
         self.streams = Gauge("handrail_http_open_streams", "Event streams that are open.")
         self.tools = Gauge("handrail_tools", "Tools that are listed.")
+        self.engines_down = Gauge("handrail_engines_down", "1 if what the server needs cannot be reached.", "engine")
         self.started = Gauge("process_start_time_seconds", "When the process began, since 1970.")
         self.cpu = Counter("process_cpu_seconds_total", "Time on the processor.")
         self.memory = Gauge("process_resident_memory_bytes", "Memory in use.")

@@ -97,7 +97,10 @@ class Endpoint:
             return
         exchange = self._admit(scope, receive, send, *http.headers_of(scope["headers"]))
         if exchange.response.whole is None and (self.auth is None or await self._identify(exchange)):
-            await self._handlers[scope["method"]](exchange)
+            try:
+                await self._handlers[scope["method"]](exchange)
+            except StoreError as problem:
+                exchange.respond_store_failed(problem)
         await exchange.complete(None)
 
     def at_once(self, cycle: RequestResponseCycle, headers: Headers) -> bool:
@@ -128,7 +131,10 @@ class Endpoint:
         if exchange.response.whole is None and (self.auth is None or await self._identify(exchange)):
             if self.monitor is not None:
                 self.monitor.attach(exchange)
-            await self._handlers[exchange.scope["method"]](exchange)
+            try:
+                await self._handlers[exchange.scope["method"]](exchange)
+            except StoreError as problem:
+                exchange.respond_store_failed(problem)
         await exchange.complete(None)
 
     def _admit(self, scope: Scope, receive: Receive, send: Send, headers: Headers, duplicate: str = "") -> Exchange:
@@ -172,7 +178,10 @@ class Endpoint:
         method, metadata = exchange.scope["method"], None if self.auth is None else self.auth.metadata
         if path in ("/healthz", "/readyz"):
             ready = path == "/healthz" or not self.state.stopping
-            exchange.response.respond_text(200 if ready else 503, "ok" if ready else "stopping")
+            lines = ["ok" if ready else "stopping"]
+            if path == "/readyz":  # all replicas have the same engines: to take one out would help no caller
+                lines += [f"{name}: not reachable" for name in self.engine.guard_set.troubles()]
+            exchange.response.respond_text(200 if ready else 503, "\n".join(lines))
         elif path.startswith("/readyz/") and self.engine.upstreams is not None:
             is_up = self.engine.upstreams.is_up(unquote(path.removeprefix("/readyz/")))
             exchange.response.respond_text(200 if is_up else 503, "up" if is_up else "not up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 from collections import Counter
@@ -23,9 +24,12 @@ from handrail.protocol import framing as sse, http_rules as http
 from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import ORIGIN, PROTOCOL, Headers
 from handrail.protocol.trace import NO_TRACE, trace_headers
+from handrail.stores import StoreError
 
 if TYPE_CHECKING:
     from handrail.transports.http1.request import RequestResponseCycle
+
+log = logging.getLogger("handrail")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -169,6 +173,7 @@ class HttpResponse:
     """The response to one HTTP request. After the client has disconnected, writing does nothing."""
 
     whole: WholeResponse | None = None  # is written when the request is left
+    is_begun = False  # in parts
 
     def __init__(
         self, receive: Receive, send: Send, headers: Headers, limits: Limits, endpoint: Stoppable | None = None
@@ -212,6 +217,7 @@ class HttpResponse:
             await self.write(first)
 
     async def begin(self, fields: Fields) -> None:
+        self.is_begun = True
         await self._send_messages({"type": "http.response.start", "status": 200, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
@@ -396,6 +402,12 @@ class Exchange:
     def respond_stopping(self) -> None:
         self.response.respond_text(503, "The server is stopping", [(b"retry-after", b"1")])
 
+    def respond_store_failed(self, problem: StoreError) -> None:
+        log.error("http: %s not done, the store failed: %s", self.scope["method"], problem)
+        if not self.response.is_begun:
+            text = "What the processes of this server share cannot be reached; the server's log says why"
+            self.response.respond_text(503, text, [(b"retry-after", b"1")])
+
     def open_event_log(self, session: HttpSession | None, kind: str = "") -> tuple[EventLog | None, bytes]:
         """Return the log that keeps the events of a stream in a session, and the first bytes of the stream."""
         first = b"" if self.stream.unsent else sse.KEEP_ALIVE  # so that the head is sent
@@ -436,7 +448,10 @@ class Exchange:
     async def complete(self, work: Coroutine[Any, Any, None] | None) -> None:
         """Do the rest of the work for the request, and write its response."""
         if work is not None:
-            await work
+            try:
+                await work
+            except StoreError as problem:
+                self.respond_store_failed(problem)
         if self not in self.endpoint.open:  # else its call continues without the client
             self.conversation = None
         if self.response.is_rate_limited:

@@ -213,6 +213,7 @@ class MetricsPage:
     def _snapshot(self, worker: str = "") -> Snapshot:
         metrics = self.metrics
         metrics.tools.set(len(list(self._engine.catalog)))
+        metrics.engines_down.values = {(name,): 1.0 for name in self._engine.guard_set.troubles()}
         metrics.cpu.values[()] = time.process_time()
         if sys.platform == "linux":
             fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
