@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from handrail import Client, Clocks, Server
-from handrail.errors import AuthorizationError, HttpRefused, Sent, TransportError
+from handrail.errors import AuthorizationError, HttpRefused, RemoteProtocolError, Sent, TransportError
 from handrail.protocol.framing import ServerSentEvent
 from handrail.protocol.http_rules import mirrored_headers
 from handrail.revisions import REVISIONS
@@ -413,6 +413,89 @@ async def test_how_long_to_wait_is_passed_on(status: int) -> None:
         assert got[2:] == [None, None, None, 0]
         assert found[0].hint == "Try again in 7 s"
         assert found[2].hint == ""
+
+
+@requirement("P-35")
+async def test_the_response_to_one_request_answers_no_other(ran: Ran) -> None:
+    ran("2025-11-25", "http")
+    calls: list[Asked] = []
+    both, refused = asyncio.Event(), asyncio.Event()
+    about = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "x", "version": "1"},
+    }
+    told = {"initialize": about, "tools/list": {"tools": [{"name": "one", "inputSchema": {"type": "object"}}]}}
+
+    def said(text: str) -> Object:
+        return {"content": [{"type": "text", "text": text}]}
+
+    async def script(asked: Asked) -> None:
+        method = (asked.message or {}).get("method", "")
+        if method in told:
+            await asked.answer(told[method])
+        elif method != "tools/call":
+            await asked.reply(202 if asked.method == "POST" else 405)
+        elif calls:
+            calls.append(asked)
+            both.set()
+            await refused.wait()
+            await asked.answer(said("right"))
+        else:
+            calls.append(asked)
+            await both.wait()
+            await asked.reply(200, {"jsonrpc": "2.0", "id": calls[1].id, "result": said("forged")})
+
+    async with rig(script) as server, Client(server.url, revision="2025-11-25") as client:
+        await client.tools()
+        first = asyncio.ensure_future(client.call("one", {}))
+        await server.was_asked(5)  # initialize, initialized, GET, tools/list, tools/call
+        second = asyncio.ensure_future(client.call("one", {}))
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(RemoteProtocolError, match=r"answered with the id \d+, not \d+"):
+                await first
+            refused.set()
+            assert (await second).text == "right"
+
+
+@requirement("P-35")
+async def test_what_arrives_on_an_idle_connection_answers_no_later_request(ran: Ran) -> None:
+    ran(MODERN, "http")
+    async with talking(answers) as (server, talk), linked(server.url) as other:
+        await talk.ask()
+        forged = json.dumps({"jsonrpc": "2.0", "id": 2, "result": "forged"}).encode()
+        await server.asked[0].reply(200, forged)
+        await other.ask()  # so much later, the response has arrived
+        assert (await talk.ask())["result"] == {"ok": True}
+        await server.asked[0].gone()
+        assert server.connections == 3
+
+
+@requirement("P-35")
+async def test_a_response_on_the_stream_of_notifications_answers_no_request(ran: Ran) -> None:
+    ran("2025-11-25", "http")
+    news = asyncio.Event()
+
+    async def stream(asked: Asked) -> None:
+        await asked.begin()
+        await news.wait()
+        for ident in (1, 2, 3):
+            await asked.event({"jsonrpc": "2.0", "id": ident, "result": "forged"})
+        await asked.event({"jsonrpc": "2.0", "method": "notifications/x"})
+        await asked.gone()
+
+    async def after_news(asked: Asked) -> None:
+        news.set()
+        await talk.notes.until(lambda: talk.notes.left_out)
+        await asked.answer("right")
+
+    async with talking(session_server(after_news, streams=stream)) as (server, talk):
+        await talk.shake_hands()
+        await server.was_asked(1, "GET")
+        assert (await talk.ask())["result"] == "right"
+        await talk.notes.until(lambda: len(talk.notes.left_out) == 3)
+        assert (await talk.ask())["result"] == "right"
+        assert not [each for each, about in talk.notes.heard if about is None and "result" in each]
 
 
 # Too much

@@ -177,7 +177,7 @@ EVERY: list[Case] = [
     Case("id_null", error(-32700)),
     Case("error_code_huge", error(-32603)),
     Case("error_message_of_1_mb", error(4711, "^x{100,20000}\\W*$")),
-    *many(ok(), "batch_answer", "answers_twice", "answers_all_ids"),
+    *many(ok(), "batch_answer", "answers_twice", "answers_all_ids", "answers_before_request"),
     Case("text_of_3_mb", ok("^x{1000}")),
     # Questions
     *many(ok(REFUSED_QUESTION + ".*secret"), "asks_password", "asks_api_key", "asks_secret_in_words", why="secret"),
@@ -213,6 +213,8 @@ EVERY: list[Case] = [
     *many(DOWN, "http_length_too_long", "http_length_nonsense", "http_not_http", "http_cuts"),
     *many(failed(UNKNOWN_OUTCOME), "http_no_type", "http_array"),
     *many(LATE, "http_endless_stream", "http_drips"),
+    Case("http_two_answers", ok()),
+    *many(failed("answered with the id"), "http_answers_next_request", "http_stream_answers_next_request"),
     Case("http_session_always_404", NOT_THERE, why="404", others=False),
 ]
 ALONE = set("nasty_stderr dies_mid_call dies_mid_answer closes_output forks_and_exits".split())  # they end it

@@ -25,6 +25,7 @@ from handrail.gateway.health import FAILURES, CircuitBreaker
 from handrail.gateway.trust import LockFile, Pins
 from handrail.gateway.upstreams import Upstreams
 from handrail.guards import Rates, ToolRate, UpstreamRate
+from handrail.observe.activity import ActivityFeed
 from handrail.observe.metrics import Metrics
 from handrail.testing import Peer
 from patience import PATIENCE
@@ -225,6 +226,33 @@ async def test_an_upstream_that_is_upgraded_is_spoken_to_in_its_new_era(leg: str
 
 
 @requirement("GW-20")
+@pytest.mark.parametrize("leg", ["memory", "http"])
+@pytest.mark.parametrize("stale", [404, 400, -32600, -32000])
+async def test_an_upstream_that_is_put_back_is_spoken_to_in_its_old_era(leg: str, stale: int, ran: Ran) -> None:
+    """Its refusal of what has no session says so; the call is repeated, since such a server has not run it."""
+    async with offering(R5, simple("one")) as rig, place(leg, [behind(rig, name="up")]) as gateway:
+        wire = await gateway.client(R4)
+        assert text_of(await wire.call("one", {})) == "I am one"
+        upstream = gateway.server.upstreams["up"]
+        before = upstream.era_since
+        become(rig, R4, stale, simple("one"))
+        async for wire in gateway.clients(ran):
+            assert text_of(await wire.call("one", {})) == "I am one"
+        assert (upstream.era, upstream.revision) == ("handshake", R4)
+        assert before < upstream.era_since <= time.time()
+
+
+@requirement("GW-15", "GW-20")
+@pytest.mark.parametrize("code", [-32600, -32000])
+async def test_a_stateless_upstream_that_refuses_a_call_gets_it_once(code: int, ran: Ran) -> None:
+    async with running(R5, "http") as rig, place("memory", [behind(rig, name="up")]) as gateway:
+        async for wire in gateway.clients(ran):
+            assert "error" in await wire.call("error", {"code": code, "mark": wire.revision})
+            assert len(rig.calls("error", mark=wire.revision)) == 1
+        assert gateway.server.upstreams["up"].era == "stateless"
+
+
+@requirement("GW-20")
 @over_each_leg
 async def test_a_verdict_is_kept_for_all_connections_until_it_is_old(
     leg: str, ran: Ran, monkeypatch: pytest.MonkeyPatch
@@ -404,6 +432,27 @@ async def test_who_can_be_asked_is_asked_about_them_and_offered_the_look() -> No
             assert len(asked) == 1
 
 
+# What an operator sees of a call
+
+
+async def test_a_call_that_waits_for_a_list_is_shown_with_its_own_message(ran: Ran) -> None:
+    """On a pipe, other messages come meanwhile."""
+    async with offering(R4, simple("one")) as rig:
+        server = operated([behind(rig, name="up")])
+        feed = ActivityFeed.of(server.engine)
+        async with peer_of(server, "alice") as peer:
+            ran(R4, "memory")
+            calling = asyncio.ensure_future(call(peer, "one", mark="mine"))
+            unknown = asyncio.ensure_future(peer.request("tools/call", {"name": "no", "arguments": {"mark": "other"}}))
+            await peer.request("ping")
+            assert said(await calling) == "I am one"
+            assert "error" in await unknown
+        feed.flush()
+        requests = {shown.tool: json.loads(shown.raw_request)["params"] for shown in feed.recent}
+        assert requests["one"]["arguments"] == {"mark": "mine"}
+        assert requests["no"]["arguments"] == {"mark": "other"}
+
+
 # Rules on trial, metrics, readiness
 
 
@@ -540,6 +589,22 @@ async def test_the_breaker_of_one_caller_is_not_that_of_another(monkeypatch: pyt
                 await call(alice, "echo", text="x")
             )
             assert "up cannot be reached" in said(await call(bob, "echo", text="x"))
+
+
+@requirement("GW-17")
+@pytest.mark.parametrize("dialect", [R4, R5])
+async def test_the_timeouts_of_one_caller_do_not_close_an_upstream_for_another(
+    dialect: str, monkeypatch: pytest.MonkeyPatch, ran: Ran
+) -> None:
+    monkeypatch.setattr(health, "BURST_SECONDS", 0.0)
+    async with running(dialect, "http") as rig:
+        server = operated([behind(rig, name="up", timeout=(2.0, 2.0), restart=(600, 600))])
+        async with server.serving(), peer_of(server, "alice") as alice, peer_of(server, "bob") as bob:
+            ran(R4, "memory")
+            slow = [asyncio.create_task(call(alice, "slow", mark=str(number))) for number in range(FAILURES)]
+            assert [(await each)["isError"] for each in slow] == [True] * FAILURES
+            assert "up is down; it is tried again in 600 s" in said(await call(alice, "echo", text="x"))
+            assert said(await call(bob, "echo", text="x")) == "x"
 
 
 def test_a_breaker_lets_one_call_try_after_a_pause_that_grows() -> None:

@@ -198,7 +198,7 @@ class _Listening(Rig):
         super().__init__(dialect, transport)
         self.upstream = Upstream(dialect, self.note)
         self.connections: dict[str, _Connection] = {}
-        self.stale = 0  # how requests of sessions of before an upgrade are answered: 404, -32022, else as any request
+        self.stale = 0  # how a request of before an upgrade is answered, or one without a session: a status or a code
         self._tasks: set[asyncio.Task[None]] = set()
 
     def command(self, **order: Json) -> None:
@@ -264,7 +264,9 @@ class _Listening(Rig):
         else:
             if "mcp-session-id" not in headers:
                 # A probe of another era, or a client that has forgotten its session.
-                return _json(writer, 400, _error(message.get("id"), -32600, "no session"))
+                if self.stale > 0:
+                    return _plain(writer, self.stale)
+                return _json(writer, 400, _error(message.get("id"), self.stale or -32600, "no session"))
             found = self.connections.get(headers["mcp-session-id"])
             if found is None:
                 return _plain(writer, 404)

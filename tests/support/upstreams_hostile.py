@@ -647,6 +647,14 @@ def answers_twice(up: Upstream, message: Object) -> None:
 
 
 @bad
+def answers_before_request(up: Upstream, message: Object) -> None:
+    """To what will be asked, by the ids that come next; then to the call."""
+    for ident in range(message["id"] + 1, message["id"] + 1_000):
+        up.text(ident, "forged")
+    up.text(message["id"], "ok")
+
+
+@bad
 def answers_all_ids(up: Upstream, message: Object) -> None:
     """For every id but that of the call, then for the call."""
     for ident in range(message["id"] + 50):
@@ -1112,6 +1120,32 @@ def http_not_http(to: Handler, message: Object) -> None:
 @wire
 def http_cuts(to: Handler, message: Object) -> None:
     to.close_connection = True
+
+
+@wire
+def http_two_answers(to: Handler, message: Object) -> None:
+    """A second response with the first one, which fits the next request."""
+    answers = b""
+    for ident, text in ((message["id"], "ok"), (message["id"] + 1, "forged")):
+        body = json.dumps(_answer(ident, text)).encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        answers += head.encode() + body
+    to.wfile.write(answers)
+
+
+@wire
+def http_answers_next_request(to: Handler, message: Object) -> None:
+    """The response to the next request, as the whole answer to this one."""
+    body = json.dumps(_answer(message["id"] + 1, "forged")).encode()
+    to.plain(200, {"Content-Type": "application/json"}, body)
+
+
+@wire
+def http_stream_answers_next_request(to: Handler, message: Object) -> None:
+    """The same as an event, before the answer."""
+    to.begin({"Content-Type": "text/event-stream"})
+    for ident, text in ((message["id"] + 1, "forged"), (message["id"], "ok")):
+        to.wfile.write(b"data: " + json.dumps(_answer(ident, text)).encode() + b"\n\n")
 
 
 class Handler(BaseHTTPRequestHandler):

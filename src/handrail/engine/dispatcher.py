@@ -74,6 +74,7 @@ class Dispatcher:
     is_identified = False  # the transport has verified who the peer is
     trace_headers: Headers | None = None  # over HTTP, the headers that name a trace
     raw_message: bytes | bytearray = b""  # the message that is handled now, as it came
+    _request: Request  # that is handled now
     _request_tasks: set[asyncio.Task[None]] | None = None  # of requests other than calls that are answered later
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
     _unannounced: dict[tuple[str, str], None] | None = None  # method and URI; of a watched stream
@@ -139,6 +140,7 @@ class Dispatcher:
 
     def respond(self, request: Request, respond: ReplyCallback) -> Reply | None:
         connection, started_ns = self.connection, perf_counter_ns()
+        self._request = request
         try:
             revision = connection.revision_of(request)
         except Refused as refused:
@@ -173,6 +175,7 @@ class Dispatcher:
         from handrail.guards.limits import await_charge
 
         await await_charge(waits)
+        self._request = request
         params = self.connection.parse_params(request, revision)
         return METHODS[request.method].handler(self, request.id, revision, params, respond)
 
@@ -212,9 +215,10 @@ class Dispatcher:
         respond: ReplyCallback,
     ) -> None:
         """Handle a request again when upstream servers are ready for it."""
+        request, message = self._request, self.raw_message
 
         def handle() -> None:
-            request = Request(request_id, method, {})
+            self.raw_message = message  # others came meanwhile
             try:
                 reply = METHODS[method].handler(self, request_id, revision, params, respond, is_ready=True)
             except Refused as refused:

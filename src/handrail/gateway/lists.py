@@ -158,6 +158,9 @@ class UpstreamLists:
                 self.views.pop((view.owner, view.key), None)
             self._pool.breaker(view.owner).add_success()
         except (PeerError, Refused) as problem:
+            used = self._pool.stateless
+            if used is not None and isinstance(problem, PeerError) and await self._pool.is_put_back(used, problem):
+                view.is_stale = True  # the next request for a list speaks the other revision
             view.has_waited, view.problem = True, problem.text if isinstance(problem, Refused) else ""
             log.warning("gateway: %s: not listed: %s", self._upstream.name, problem)
             self._upstream.on_not_listed(problem, view.owner)

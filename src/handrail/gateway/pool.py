@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from handrail.engine.call_state import CallPeer
 from handrail.engine.guard_set import owner_of
-from handrail.errors import Kind, PeerError, Refused, Sent, TransportError
+from handrail.errors import HttpRefused, Kind, PeerError, Refused, RemoteProtocolError, Sent, TransportError
 from handrail.gateway.health import CircuitBreaker
 from handrail.gateway.questions import CapabilityKey
 from handrail.gateway.session import SessionUpstream, UpstreamSession
@@ -23,6 +23,9 @@ __all__ = ["SessionPool"]
 log = logging.getLogger("handrail")
 
 MAX_ENDED = 10_000  # owners
+MAX_BREAKERS = 1_000  # of one upstream; the oldest one gives way
+_NO_SESSION_CODES = (-32600, -32000)  # what handshake servers answer to a request without a session
+_NO_SESSION_STATUSES = (400, 404, 405, 406)
 LEAST_SHARE = 4  # connections that one principal may always have, whatever its share of all
 
 
@@ -43,7 +46,7 @@ class SessionPool:
     def __init__(self, upstream: PoolUpstream) -> None:
         self.sessions: dict[tuple[str, CapabilityKey], UpstreamSession] = {}
         self.stateless: UpstreamSession | None = None
-        self.breakers: dict[str, CircuitBreaker] = {}  # by the owner of a connection; "" where all share one
+        self.breakers: dict[str, CircuitBreaker] = {}  # by owner, also where all share one connection
         self._ended: dict[str, None] = {}  # owners whose command has ended by itself, if it starts only once
         self._upstream = upstream
         self._opening = asyncio.Lock()
@@ -137,10 +140,36 @@ class SessionPool:
             raise Refused(Kind.OVERLOADED, text)
         self.end(min(idle, key=lambda each: each.last_used))
 
+    async def is_put_back(self, session: UpstreamSession, problem: PeerError) -> bool:
+        """Return whether a stateless upstream that refuses a request is a handshake server now; its connection ends.
+
+        Such a server refuses whatever has no session, so nothing was done. It does not answer `server/discover` either.
+        """
+        connection = session.connection
+        if isinstance(problem, HttpRefused):
+            is_sign = problem.status in _NO_SESSION_STATUSES
+        else:
+            is_sign = isinstance(problem, RemoteProtocolError) and problem.code in _NO_SESSION_CODES
+        if not is_sign or connection.revision is None or not connection.revision.stateless:
+            return False
+        try:
+            deadline = connection.now() + connection.clocks.connect
+            await connection.request("server/discover", {}, connection.clocks, deadline)
+        except (RemoteProtocolError, HttpRefused) as refused:
+            if isinstance(refused, HttpRefused) and refused.status not in _NO_SESSION_STATUSES:
+                return False
+        except PeerError:
+            return False
+        else:
+            return False
+        self.end(session)
+        return True
+
     def end(self, session: UpstreamSession) -> None:
         """Close a connection; the next call of its owner opens another."""
         self._note_end(session)
-        self.sessions.pop((session.owner, session.key), None)
+        if self.sessions.get((session.owner, session.key)) is session:
+            del self.sessions[session.owner, session.key]
         if self.stateless is session:
             self.stateless = None
         task = asyncio.get_running_loop().create_task(session.close())
@@ -166,11 +195,10 @@ class SessionPool:
         return False
 
     def breaker(self, owner: str) -> CircuitBreaker:
-        """Return the breaker of an owner: one caller's crashes do not shut an upstream for another."""
-        owner = "" if self._upstream.era == "stateless" else owner
+        """Return the breaker of an owner: one caller's timeouts and crashes do not shut an upstream for another."""
         if owner not in self.breakers:
-            if len(self.breakers) > 4 * self._upstream.terms.max_sessions:
-                self.breakers.clear()
+            if len(self.breakers) >= MAX_BREAKERS:
+                del self.breakers[next(iter(self.breakers))]
             self.breakers[owner] = CircuitBreaker(time.monotonic, self._upstream.terms.pauses)
         return self.breakers[owner]
 

@@ -211,7 +211,9 @@ class Upstream:
                 self.pool.end(session)
         except TransportError as problem:
             is_harmless = problem.sent is Sent.NO or _only_reads(state.entry)
-            if repeats and is_harmless and not isinstance(problem, HttpRefused):
+            if repeats and isinstance(problem, HttpRefused):
+                is_harmless = await self.pool.is_put_back(session, problem)
+            if repeats and is_harmless:
                 return await self._send(method, params, state, tool, owner, key, repeats=False)
             raise
         except RemoteProtocolError as problem:
@@ -225,6 +227,8 @@ class Upstream:
                     return await self._send(method, params, state, tool, owner, key, repeats=False)
                 text = "it refuses the revision that it has offered"
                 raise TransportError(text, sent=Sent.NO, server=self.name) from None
+            if repeats and await self.pool.is_put_back(session, problem):
+                return await self._send(method, params, state, tool, owner, key, repeats=False)
             raise
         return raw, session.connection.revision or revision
 

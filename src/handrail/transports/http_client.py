@@ -490,6 +490,9 @@ class ResumableStream:
                     if request is not None:
                         raise TransportError(reason, sent=Sent.UNKNOWN)
                     handler.on_discarded(reason, too_long=True)
+                elif request is None and not is_only and is_response(event.data):
+                    # The response to a request is on the stream of that request; this may be one to a request to come.
+                    handler.on_discarded("a response on the stream of notifications")
                 elif event.data and event.name in ("", "message"):
                     is_silent, before = False, outbox.added
                     handler.on_message(event.data, request)
@@ -540,6 +543,10 @@ async def read_whole(response: ClientResponse, limit: int, handler: MessageHandl
     if size > limit or len(body) > limit:
         raise TransportError(f"an answer of over {limit:,} bytes", sent=Sent.UNKNOWN)
     return body
+
+
+def is_response(message: bytes | bytearray) -> bool:
+    return isinstance(decode_response(message), Response)
 
 
 def is_error(body: bytes, request: PendingRequest) -> bool:

@@ -91,7 +91,7 @@ class HttpRequester:
         import aiohttp
 
         # No limit here: `HttpClientTransport` limits the requests.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_socket)
+        connector = connector_class()(limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_socket)
         self._http: ClientSession = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_seconds),
@@ -343,6 +343,31 @@ def body_class() -> Any:
                 self._transport.abort()
 
     return Body
+
+
+@cache
+def connector_class() -> Any:
+    """Return the class of connection pools; a subclass of an aiohttp class, which is imported late."""
+    from aiohttp import TCPConnector
+    from aiohttp.client import ClientTimeout
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
+
+    class Connector(TCPConnector):
+        """A pool that closes an idle connection on which something has arrived.
+
+        aiohttp (3.14.5) takes that for the response to the next request. It is the second response to an earlier one.
+        """
+
+        async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+            while True:
+                connection = await super().connect(req, traces, timeout)
+                if connection.protocol is None or not connection.protocol.should_close:
+                    return connection
+                connection.close()
+
+    return Connector
 
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
