@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 # The server
 
 
-def make(control: str, limits: dict[str, Any]) -> Server:
+def make(control: str, limits: dict[str, Any], server_options: dict[str, Any]) -> Server:
     """The tools of `subject.py`, and some that tell which process they run in."""
     host, port = control.split(":")
 
@@ -49,7 +49,8 @@ def make(control: str, limits: dict[str, Any]) -> Server:
             writer.close()
 
     # rates: the load is more than any caller may make
-    server = Server("load", version="1", title="Load", lifespan=lifespan, limits=Limits(**limits), rates=None)
+    options: Any = {"version": "1", "title": "Load", "limits": Limits(**limits), "rates": None, **server_options}
+    server = Server("load", lifespan=lifespan, **options)
     add_tools(server)
     skipped = 0.0
     floods: dict[object, int] = {}
@@ -133,7 +134,7 @@ async def _end_with(reader: asyncio.StreamReader) -> None:
 
 
 def main(options: dict[str, Any]) -> None:
-    server = make(options["control"], options["limits"])
+    server = make(options["control"], options["limits"], options["server"])
     limits = HttpLimits(**options["http_limits"])
     server.run(http="127.0.0.1:0", http_limits=limits, ready=lambda url: print(url, flush=True), **options["run"])
 
@@ -299,10 +300,17 @@ async def running(
     env: dict[str, str] | None = None,
     limits: dict[str, Any] | None = None,
     http_limits: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
     **run: Any,
 ) -> AsyncIterator[Process]:
-    """A server in a process of its own; `run` goes to `Server.run`."""
-    options = {"control": control.address, "limits": limits or {}, "http_limits": http_limits or {}, "run": run}
+    """A server in a process of its own; `server` goes to `Server`, and `run` to `Server.run`."""
+    options = {
+        "control": control.address,
+        "limits": limits or {},
+        "http_limits": http_limits or {},
+        "server": server or {},
+        "run": run,
+    }
     # What it leaves behind when it is killed goes with this folder.
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -315,14 +323,14 @@ async def running(
             env={**os.environ, "TMPDIR": folder, **(env or {})},
             start_new_session=True,
         )
-        server = Process(process, "", log.fileno())
+        started = Process(process, "", log.fileno())
         assert process.stdout is not None
         try:
             async with asyncio.timeout(PATIENCE):
-                server.url = (await process.stdout.readline()).decode().strip()
-            assert server.url, f"it did not start: {server.log()}"
-            await server.serves(control)
-            yield server
+                started.url = (await process.stdout.readline()).decode().strip()
+            assert started.url, f"it did not start: {started.log()}"
+            await started.serves(control)
+            yield started
         finally:
             await put_away(process, group=True)
 

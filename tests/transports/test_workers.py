@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from faults import text_of
 from patience import PATIENCE
+from redis_servers import shared_server
 from requirements import requirement
 from servers_http import OPEN, Client, data, rest, take
 from servers_load import Control, Process, RoundRobin, Run, running, stopped
@@ -63,14 +64,22 @@ class Pair:
         return self.pids.index(int(pid))
 
 
+def shared_options(backend: str, folder: Path) -> Object:
+    """What makes two servers share sessions: a file, or Redis."""
+    if backend == "sqlite":
+        return {"store": str(folder / "store.sqlite")}
+    url = shared_server().url()
+    return {"server": {"store": url, "accept_loss": True}}
+
+
 @asynccontextmanager
-async def two_servers(folder: Path) -> AsyncIterator[Pair]:
+async def two_servers(backend: str, folder: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(Control())
         key = secrets.token_hex(32)
         servers = [
             await stack.enter_async_context(
-                running(control, env={"HANDRAIL_KEY": key}, store=str(folder / "store.sqlite"))
+                running(control, env={"HANDRAIL_KEY": key}, **shared_options(backend, folder))
             )
             for _ in range(2)
         ]
@@ -78,9 +87,9 @@ async def two_servers(folder: Path) -> AsyncIterator[Pair]:
         yield Pair(control, servers, balancer)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    async with two_servers(tmp_path_factory.mktemp("pair")) as made:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "redis"])
+async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    async with two_servers(request.param, tmp_path_factory.mktemp("pair")) as made:
         yield made
 
 
