@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A process that keeps no bytecode compiles all that it imports: a server takes twice as long to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN_TRANSPORTS = frozenset({"stdio", "memory", "http"})
@@ -114,6 +119,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[PROVED] = {}
+    gc.disable()  # collection makes objects that all stay
+
+
+def pytest_collection_finish() -> None:
+    """Take what was collected out of what the garbage collector walks: 22,000 tests are 0.4 s each time."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -57,7 +57,7 @@ _judged: dict[str, dict[str, list[Object]]] = {}
 async def judge(peer: Path, revision: str, folder: Path) -> dict[str, list[Object]]:
     """What the suite found, by scenario."""
     if revision not in _judged:
-        command = ["--command", f"{sys.executable} -B {CLIENT}", "--spec-version", revision, "--timeout", SCENARIO_MS]
+        command = ["--command", f"{sys.executable} {CLIENT}", "--spec-version", revision, "--timeout", SCENARIO_MS]
         await conformance(peer, "client", *command, "--suite", "all", "-o", str(folder), seconds=SUITE_SECONDS)
         for scenario in EXTENSIONS if revision in ("2025-11-25", "2026-07-28") else ():
             forced = ["--scenario", scenario, "--force", "-o", str(folder)]
