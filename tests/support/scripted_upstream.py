@@ -242,6 +242,7 @@ class Upstream:
         self.dialect = dialect
         self.tools = [definition(dialect, tool) for tool in TOOLS]
         self.sessions: list[Session] = []
+        self.tools_of: Callable[[Session], list[Object]] = lambda session: self.tools
         self.visits: dict[str, int] = {}
         self._note = note
         self._last = 0
@@ -309,7 +310,7 @@ class Upstream:
         elif method == "server/discover" and self.dialect == R5:
             session.reply(ident, {**info, "supportedVersions": [R5], "ttlMs": 60_000, "cacheScope": "public"})
         elif method == "tools/list":
-            session.reply(ident, self._page(params))
+            session.reply(ident, self._page(self.tools_of(session), params))
         elif method == "ping" and self.dialect != R5:
             session.reply(ident, {})
         elif method == "logging/setLevel" and self.dialect != R5:
@@ -323,23 +324,23 @@ class Upstream:
         else:
             session.error(ident, -32601, f"Unknown method: {method}")
 
-    def _page(self, params: Object) -> Object:
+    def _page(self, tools: list[Object], params: Object) -> Object:
         """Two pages, but one in the first draft. What ends the list, and what the cursor is, is the dialect's own."""
         cursor = "" if self.dialect == R5 else CURSOR
         end = {"nextCursor": ""} if self.dialect == P else {}
         cached = {"ttlMs": 60_000, "cacheScope": "public"} if self.dialect == R5 else {}
         if self.dialect == R0:
-            return {"tools": self.tools}
+            return {"tools": tools}
         if "cursor" not in params:
-            return {"tools": self.tools[:4], "nextCursor": cursor, **cached}
+            return {"tools": tools[:4], "nextCursor": cursor, **cached}
         assert params["cursor"] == cursor
-        return {"tools": self.tools[4:], **end, **cached}
+        return {"tools": tools[4:], **end, **cached}
 
     # Calls
 
     def _call(self, session: Session, ident: Json, params: Object) -> None:
         name, arguments = params["name"], params.get("arguments", {})
-        if name not in [each["name"] for each in self.tools]:
+        if name not in [each["name"] for each in self.tools_of(session)]:
             session.error(ident, -32602, f"Unknown tool: {name}")
             return
         run = getattr(self, f"_call_{name}", None)

@@ -59,7 +59,7 @@ class Preview(Struct, frozen=True):
         return self.function(**keywords, **({self.call: call} if self.call else {}))
 
 
-class ToolEntry(Struct, kw_only=True):
+class ToolEntry(Struct, kw_only=True, eq=False):
     """A tool, and what is needed to run it. Resources and prompts are entries of the same form."""
 
     method: ClassVar[str] = "tools/call"
@@ -273,7 +273,9 @@ class Catalog(Generic[L]):
         self._switched_off: set[str] = set()  # names that an operator switched off, whether or not they exist now
         self._last_position = 0
         self._lock = threading.RLock()
-        self._pages: dict[tuple[str, int, int, frozenset[str], frozenset[str]], tuple[Raw, int | None]] = {}
+        self._pages: dict[
+            tuple[str, int, int, frozenset[str], frozenset[str], tuple[L, ...]], tuple[Raw, int | None]
+        ] = {}
         self.hiding: frozenset[str] = frozenset()  # scopes that make an entry appear
         self.watchers: list[Callable[[], None]] = []
         self.get = self._listed.get
@@ -377,12 +379,16 @@ class Catalog(Generic[L]):
                 self._entries[name].enabled = True
         self._rebuild()
 
-    def visible(self, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> list[L]:
-        """Return the listed entries that a caller with these scopes may see, without those that rules hide."""
-        listed = self._listed.items()
-        return [
-            each for name, each in listed if name not in hidden and not each.withheld and each.is_visible_to(scopes)
-        ]
+    def visible(
+        self, scopes: frozenset[str], hidden: frozenset[str] = frozenset(), variants: tuple[L, ...] = ()
+    ) -> list[L]:
+        """Return the listed entries that a caller with these scopes may see, without those that rules hide.
+
+        `variants` are entries that the caller has in place of those of the same names.
+        """
+        own = {each.name: each for each in variants}
+        listed = [own.get(name, each) for name, each in self._listed.items() if name not in hidden]
+        return [each for each in listed if not each.withheld and each.is_visible_to(scopes)]
 
     def closest(self, name: str, scopes: frozenset[str], hidden: frozenset[str] = frozenset()) -> str | None:
         """Return the visible name most like this one, for a hint."""
@@ -396,14 +402,15 @@ class Catalog(Generic[L]):
         scopes: frozenset[str],
         hidden: frozenset[str] = frozenset(),
         clean: Callable[[Json], Json] | None = None,
+        variants: tuple[L, ...] = (),
     ) -> tuple[Raw, int | None]:
         """Return the entries after place `after` as JSON, and the place that the next page begins after, if any."""
-        key = (revision.name, after, size, scopes & self.hiding, hidden)
+        key = (revision.name, after, size, scopes & self.hiding, hidden, variants)
         with self._lock:
             if key not in self._pages:
                 if len(self._pages) >= MAX_PAGES:
                     self._pages = {}
-                rest = [entry for entry in self.visible(scopes, hidden) if entry.position > after]
+                rest = [entry for entry in self.visible(scopes, hidden, variants) if entry.position > after]
                 page = rest[:size] if size else rest
                 listed = [entry.definition(revision) for entry in page]
                 items = b",".join(encode(clean(to_builtins(each)) if clean else each) for each in listed)

@@ -79,14 +79,17 @@ class UpstreamSet(Protocol):
     def prepare(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> Ready:
         """Have the entries of a list ready for a client; return what to wait for, if that takes time."""
 
-    def shows(self, entry: ToolEntry, peer: CallPeer, revision: Revision, client: ClientInfo) -> bool:
-        """Return whether its upstream lists an entry for a client."""
+    def own_entry(self, entry: ToolEntry, peer: CallPeer, revision: Revision, client: ClientInfo) -> ToolEntry | None:
+        """Return what a client has in place of an entry; None if its upstream does not list it for that client."""
 
     def why_absent(self, name: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> str:
         """Return why a name may be missing: an upstream that may have it could not be listed. Empty if none is."""
 
     def hidden(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> frozenset[str]:
         """Return the names in a list that upstreams do not show to a client."""
+
+    def variants(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> tuple[ToolEntry, ...]:
+        """Return the entries of a list that a client has in place of those in the catalog."""
 
     def instructions(self, own: str | UnsetType) -> str | UnsetType:
         """Return the server's instructions for models, with those of upstreams under headings."""

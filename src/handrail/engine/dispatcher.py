@@ -557,13 +557,18 @@ def list_page(
             raise Refused(Kind.BAD_PARAMS, "cursor: not one of ours, or too old; list from the start")
     hidden = engine.guard_set.hidden(catalog, peer.principal, revision)
     ttl_ms, is_private = engine.ttl_ms, bool(catalog.hiding) or engine.guard_set.policy.hides_anything
+    variants: tuple[ToolEntry, ...] = ()
     if engine.upstreams is not None:
-        hidden |= frozenset() if client is None else engine.upstreams.hidden(method, peer, revision, client)
+        if client is not None:
+            variants = engine.upstreams.variants(method, peer, revision, client)
+            hidden -= {each.name for each in variants}
+            hidden |= {each.name for each in variants if engine.guard_set.hides(each, peer.principal, revision)}
+            hidden |= engine.upstreams.hidden(method, peer, revision, client)
         most, is_for_one = engine.upstreams.cache_hint(method)
         ttl_ms, is_private = min(ttl_ms, most), is_private or is_for_one
     size, sanitizer = engine.page_size_for(revision), engine.guard_set.sanitizer
     clean = None if sanitizer is None else sanitizer.value
-    entries, last = catalog.page(revision, after, size, peer.principal.scopes, hidden, clean)
+    entries, last = catalog.page(revision, after, size, peer.principal.scopes, hidden, clean, variants)
     cursor: str | UnsetType = UNSET
     if last is not None:
         expires = int(engine.clock()) + CURSOR_SECONDS
@@ -591,7 +596,7 @@ def start_call(
         entry, arguments = (engine.catalog if kind == "tool" else engine.prompts).get(params.name), params.arguments
     upstreams = engine.upstreams
     if entry is not None and upstreams is not None and entry.upstream:
-        entry = entry if upstreams.shows(entry, peer, revision, peer.client_of(revision, params)) else None
+        entry = upstreams.own_entry(entry, peer, revision, peer.client_of(revision, params))
     if entry is None and not is_ready:
         ready = _when_listed(peer, _LIST_OF[kind], revision, params)
         if ready is not None:
@@ -657,6 +662,8 @@ def complete(
     engine, argument, is_prompt = peer.engine, params.argument.name, params.ref.kind == "prompt"
     name = params.ref.name if is_prompt else params.ref.uri
     entry: ToolEntry | None = (engine.prompts if is_prompt else engine.templates).get(name)
+    if entry is not None and engine.upstreams is not None and entry.upstream:
+        entry = engine.upstreams.own_entry(entry, peer, revision, peer.client_of(revision, params))
     if entry is None and not is_ready:
         ready = _when_listed(peer, "prompts/list" if is_prompt else "resources/templates/list", revision, params)
         if ready is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from itertools import chain, count
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -13,7 +14,8 @@ from handrail.client.tools import ListedEntries, ListedEntry, ListedTool
 from handrail.engine.call import Call
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.completion import RequestPeer
-from handrail.engine.core import Engine
+from handrail.engine.core import LIST_CHANGED, Engine
+from handrail.engine.guard_set import owner_of
 from handrail.errors import SchemaError
 from handrail.gateway.entries import prompt_entry, resource_entry, tool_entry, tool_name
 from handrail.gateway.questions import CapabilityKey
@@ -35,6 +37,7 @@ _LISTS_OF = {
     "prompt": ("prompts/list",),
 }
 POSITIONS = 1 << 32  # of one upstream: entries stand in the order of the configuration
+PLACES = 1 << 16  # of one place in its lists: several views may have something there
 
 ViewKey = tuple[str, CapabilityKey]
 """An owner and its capabilities: what an upstream lists may differ by both."""
@@ -57,6 +60,13 @@ class UpstreamTool(Struct):
     changes: tuple[Change, ...] = ()
 
 
+class _Variant(Struct, eq=False):
+    """An entry as some views have it."""
+
+    entry: ToolEntry
+    views: set[ViewKey]
+
+
 class Caller(Protocol):
     """What sends the calls of entries to the upstream."""
 
@@ -74,11 +84,12 @@ class Caller(Protocol):
 class UpstreamCatalog:
     """The entries of one upstream. What it lists may differ by caller: each has a view.
 
-    `index` is the place of the upstream in the configuration, `owner` the server it is included in.
+    Views that have the same definition share an entry. Of several definitions of one name, the first stands in the
+    catalog of the engine; callers with another one have a variant in its place. `index` is the place of the upstream in
+    the configuration, `owner` the server it is included in.
     """
 
     def __init__(self, engine: Engine, owner: Any, terms: Terms, pins: Pins, index: int, caller: Caller) -> None:
-        self.tools: list[UpstreamTool] = []
         self.index = index
         self.revision = ""
         self._engine = engine
@@ -87,10 +98,23 @@ class UpstreamCatalog:
         self._pins = pins
         self._caller = caller
         self._lists: dict[ViewKey, Lists] = {}  # as they came last
-        self._names: dict[ViewKey, dict[str, frozenset[str]]] = {}  # the upstream's own, by view and method
-        self._entries: dict[str, dict[str, tuple[bytes, ToolEntry]]] = {method: {} for method in METHODS}
-        self._views_of: dict[str, dict[str, set[ViewKey]]] = {method: {} for method in METHODS}
+        self._own: dict[ViewKey, dict[str, dict[str, ToolEntry]]] = {}  # by view, method and own name
+        self._variants: dict[str, dict[str, dict[bytes, _Variant]]] = {method: {} for method in METHODS}
+        self._tools: dict[ViewKey, list[UpstreamTool]] = {}
+        self._all_tools: list[UpstreamTool] | None = []
+        self._numbers = count()
         self._counted: set[str] = set()  # revisions whose losses of definitions are counted
+
+    @property
+    def tools(self) -> list[UpstreamTool]:
+        """The tools of all views; of one that differs by view, a form that needs a look."""
+        if self._all_tools is None:
+            tools: dict[str, UpstreamTool] = {}
+            for each in chain.from_iterable(self._tools.values()):
+                if tools.setdefault(each.own_name, each).state == "listed" and each.state != "listed":
+                    tools[each.own_name] = each
+            self._all_tools = [*tools.values()]
+        return self._all_tools
 
     def apply(self, key: ViewKey, lists: Lists, revision: str) -> list[str]:
         """Make the catalogs show what the upstream lists now; return why some entries are not added."""
@@ -99,7 +123,7 @@ class UpstreamCatalog:
         for method, listed in lists.items():
             entries = [] if listed is None else [*listed]
             if method == "tools/list":
-                specified = self._tool_entries(entries, {} if listed is None else listed.refused)
+                specified = self._tool_entries(key, entries, {} if listed is None else listed.refused)
             else:
                 specified = self._other_entries(method, entries)
             problems += self._exchange(method, key, specified)
@@ -120,39 +144,61 @@ class UpstreamCatalog:
 
     def hidden(self, method: str, key: ViewKey) -> frozenset[str]:
         """Return the names of our entries that the upstream does not show to a caller."""
-        visible = self._names.get(key, {}).get(method, ())  # without a view, nothing: it may be another's
-        entries = self._entries[method].items()
-        return frozenset(entry.name for own_name, (_, entry) in entries if own_name not in visible)
+        own = self._own.get(key, {}).get(method, {})  # without a view, nothing: it may be another's
+        entry_of = self._engine.catalogs[method].entry
+        firsts = (self._first(method, own_name) for own_name in self._variants[method] if own_name not in own)
+        return frozenset(first.name for first in firsts if entry_of(first.name) is first)
 
-    def shows(self, entry: ToolEntry, key: ViewKey) -> bool:
-        """Return whether the upstream lists what this entry is about for a caller."""
-        view = self._names.get(key)
-        return view is not None and any(entry.own_name in view.get(method, ()) for method in _LISTS_OF[entry.kind])
+    def variants(self, method: str, key: ViewKey) -> list[ToolEntry]:
+        """Return the entries that a caller has in place of those in the catalog."""
+        own = self._own.get(key, {}).get(method, {})
+        entry_of = self._engine.catalogs[method].entry
+        firsts = ((entry, self._first(method, own_name)) for own_name, entry in own.items())
+        return [
+            _in_place_of(first, entry)
+            for entry, first in firsts
+            if entry is not first and entry_of(first.name) is first
+        ]
+
+    def own_entry(self, entry: ToolEntry, key: ViewKey) -> ToolEntry | None:
+        """Return what a caller has in place of an entry; None if the upstream does not list it for that caller."""
+        view = self._own.get(key)
+        if view is not None:
+            for method in _LISTS_OF[entry.kind]:
+                own = view[method].get(entry.own_name)
+                if own is not None:  # the entry of a resource may be a copy, made for one URI
+                    return entry if own is entry or entry.kind == "resource" else _in_place_of(entry, own)
+        return None
+
+    def _first(self, method: str, own_name: str) -> ToolEntry:
+        """Return the entry of a name that stands in the catalog of the engine."""
+        return next(iter(self._variants[method][own_name].values())).entry
 
     def new_losses(self, revision: Revision) -> list[str]:
         """Return, once for each change of the list, what the definitions of tools lose in a revision."""
         if revision.name in self._counted:
             return []
         self._counted.add(revision.name)
-        entries = self._entries["tools/list"].values()
-        return [case for _, entry in entries for case in revision.definition_losses(entry.tool)]
+        firsts = (self._first("tools/list", each) for each in self._variants["tools/list"])
+        return [case for entry in firsts for case in revision.definition_losses(entry.tool)]
 
     def forget(self, key: ViewKey) -> None:
         """Take away what only this view shows."""
         self.apply(key, dict.fromkeys(METHODS), self.revision)
-        del self._lists[key], self._names[key]
+        del self._lists[key], self._own[key], self._tools[key]
 
     def withdraw(self) -> None:
         """Take its entries out of the catalogs."""
-        for method, entries in self._entries.items():
-            withdrawn = [entry for _, entry in entries.values()]
+        for method, variants in self._variants.items():
+            withdrawn = [self._first(method, each) for each in variants]
             self._engine.catalogs[method].exchange(withdrawn, ())
             self._set_limits(method, withdrawn)
-            entries.clear()
-        self._lists.clear()
-        self._names.clear()
+            variants.clear()
+        for each in (self._lists, self._own, self._tools):
+            each.clear()
+        self._all_tools = None
 
-    def _tool_entries(self, listed: list[ListedTool], refused: Mapping[str, str]) -> Made:
+    def _tool_entries(self, key: ViewKey, listed: list[ListedTool], refused: Mapping[str, str]) -> Made:
         offered = [each for each in listed if self._terms.is_offered(each.own_name)]
         verdicts = self._pins.judge({each.own_name: each.raw for each in offered}, self.revision)
         tools: list[UpstreamTool] = []
@@ -177,7 +223,7 @@ class UpstreamCatalog:
             UpstreamTool(name, tool_name(self._terms, name), {}, "destroys", "", "refused", reason)
             for name, reason in refused.items()
         ]
-        self.tools = tools
+        self._tools[key], self._all_tools = tools, None
         return specified
 
     def _checked(self, make: Callable[[], ToolEntry], tool: UpstreamTool) -> ToolEntry:
@@ -203,51 +249,64 @@ class UpstreamCatalog:
             specified[each.own_name] = encode_sorted(each.raw), make
         return specified
 
-    def _exchange(
-        self,
-        method: str,
-        key: ViewKey,
-        specified: Made,
-    ) -> list[str]:
+    def _exchange(self, method: str, key: ViewKey, specified: Made) -> list[str]:
         """Add and remove the entries of one list; those that other views still show stay."""
-        entries, views = self._entries[method], self._views_of[method]
-        gone: list[ToolEntry] = []
-        added: list[ToolEntry] = []
+        variants, own = self._variants[method], dict[str, ToolEntry]()
+        before = self._own.setdefault(key, {}).get(method)
+        left = {} if before is None else before
+        firsts = {each: self._first(method, each) for each in {**specified, **left} if each in variants}
         for place, (own_name, (stamp, make)) in enumerate(specified.items()):
-            current = entries.get(own_name)
-            if current is None or current[0] != stamp:
+            variant = variants.get(own_name, {}).get(stamp)
+            if variant is None:
                 try:
                     entry = make()
                 except (SchemaError, ValueError, TypeError) as problem:  # one bad definition does not hide the others
                     log.warning("gateway: %s: %.100s left out: %s", self._terms.name, own_name, problem)
-                    if current is not None:
-                        gone.append(current[1])
-                        del entries[own_name]
                     continue
-                if current is not None:
-                    gone.append(current[1])
                 entry.own_name = own_name
-                entry.position = (self.index + 1) * POSITIONS + place
-                entries[own_name] = stamp, entry
-                added.append(entry)
-            views.setdefault(own_name, set()).add(key)
-        for own_name in [each for each in views if each not in specified]:
-            views[own_name].discard(key)
-            if not views[own_name]:
-                del views[own_name]
-                if (current := entries.pop(own_name, None)) is not None:
-                    gone.append(current[1])
-        present = {each.name for each in self._engine.catalogs[method].entries}
-        again = [each for _, each in entries.values() if each.name not in present and each not in added]
-        added += again  # names that another upstream had, and has no longer
-        problems = self._add(method, gone, added) if gone or added else []
-        self._names.setdefault(key, {})[method] = frozenset(specified) & entries.keys()
-        return problems
+                entry.position = (self.index + 1) * POSITIONS + place * PLACES + next(self._numbers) % PLACES
+                variant = variants.setdefault(own_name, {})[stamp] = _Variant(entry, set())
+            variant.views.add(key)
+            own[own_name] = variant.entry
+        for own_name, entry in left.items():
+            if own.get(own_name) is not entry:
+                self._leave(variants, own_name, entry, key)
+        self._own[key][method] = own
+        nows = {each: self._first(method, each) for each in {**own, **firsts} if each in variants}
+        gone = [entry for own_name, entry in firsts.items() if nows.get(own_name) is not entry]
+        added = [entry for own_name, entry in nows.items() if firsts.get(own_name) is not entry]
+        present, new = {each.name for each in self._engine.catalogs[method].entries}, set(added)
+        all_firsts = [self._first(method, each) for each in variants]
+        # Names that another upstream had, and has no longer.
+        added += [each for each in all_firsts if each.name not in present and each not in new]
+        if gone or added:
+            return self._add(method, gone, added)
+        if before is not None and own != before:  # the catalog is as it was, and tells no one
+            self._tell_owner(method, key[0])
+        return []
+
+    @staticmethod
+    def _leave(variants: dict[str, dict[bytes, _Variant]], own_name: str, entry: ToolEntry, key: ViewKey) -> None:
+        """Drop an entry that the view had, unless others have it too."""
+        for stamp, variant in [*variants[own_name].items()]:
+            if variant.entry is entry:
+                variant.views.discard(key)
+                if not variant.views:
+                    del variants[own_name][stamp]
+        if not variants[own_name]:
+            del variants[own_name]
+
+    def _tell_owner(self, method: str, owner: str) -> None:
+        """Announce a change of a list to the one whose list it is."""
+        for stream in list(self._engine.open_streams):
+            if owner_of(stream.principal, stream.address) == owner.partition(" #")[0]:
+                stream.list_changed(LIST_CHANGED[method.partition("/")[0]])
 
     def _add(self, method: str, gone: list[ToolEntry], added: list[ToolEntry]) -> list[str]:
         """Exchange entries. A name that is taken goes to what stands first in the configuration, not to the first."""
         catalog = self._engine.catalogs[method]
-        by_name = {each.name: each for each in catalog.entries if each not in gone}
+        leaving = set(gone)
+        by_name = {each.name: each for each in catalog.entries if each not in leaving}
         renamed: list[tuple[ToolEntry, str]] = []
         for entry in added:
             other = by_name.setdefault(entry.name, entry)
@@ -261,7 +320,7 @@ class UpstreamCatalog:
                 name = short_name(f"{entry.name}_{number}")
                 by_name[name] = other if is_first else entry
                 renamed.append((by_name[name], name))
-        later = [each for each, _ in renamed]
+        later = {each: None for each, _ in renamed}
         problems = catalog.exchange(gone, [each for each in added if each not in later], in_place=True)
         for each, name in renamed:
             each.rename(name)
@@ -272,7 +331,7 @@ class UpstreamCatalog:
         if problems:
             present = {each.name: each for each in catalog.entries}
             names = {entry.name for entry in added if present.get(entry.name) is not entry}
-            for tool in self.tools if method == "tools/list" else ():
+            for tool in chain.from_iterable(self._tools.values()) if method == "tools/list" else ():
                 if tool.name in names:
                     tool.state, tool.reason = "refused", "another server has a tool of this name; give a prefix"
         return problems
@@ -299,3 +358,12 @@ class UpstreamCatalog:
         entry = call._state.entry
         uri = entry.requested_uri or entry.listing.uri  # type: ignore[attr-defined]
         return self._caller.send("resources/read", {"uri": uri}, call, None, uri)
+
+
+def _in_place_of(entry: ToolEntry, variant: ToolEntry) -> ToolEntry:
+    """Return a variant with the name and the place that its name has in the catalog."""
+    if variant.name != entry.name or variant.position != entry.position or not variant.label:
+        variant.rename(entry.name)
+        variant.position = entry.position
+        variant.prepare()
+    return variant

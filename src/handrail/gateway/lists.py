@@ -106,13 +106,17 @@ class UpstreamLists:
             log.warning("gateway: %s: a list went without it: it has not answered yet", self._upstream.name)
         view.has_waited = True
 
-    def shows(self, entry: ToolEntry, owner: str, key: CapabilityKey) -> bool:
-        """Return whether the upstream lists what this entry is about for a caller."""
-        return self._catalog.shows(entry, self._view_key(owner, key))
+    def own_entry(self, entry: ToolEntry, owner: str, key: CapabilityKey) -> ToolEntry | None:
+        """Return what a caller has in place of an entry; None if the upstream does not list it for that caller."""
+        return self._catalog.own_entry(entry, self._view_key(owner, key))
 
     def hidden(self, method: str, owner: str, key: CapabilityKey) -> frozenset[str]:
         """Return the names of our entries that the upstream does not show to a caller."""
         return self._catalog.hidden(method, self._view_key(owner, key))
+
+    def variants(self, method: str, owner: str, key: CapabilityKey) -> list[ToolEntry]:
+        """Return the entries that a caller has in place of those in the catalog."""
+        return self._catalog.variants(method, self._view_key(owner, key))
 
     def _view_key(self, owner: str, key: CapabilityKey) -> ViewKey:
         return ("", NO_CAPABILITIES) if self._upstream.era == "stateless" else (owner, key)

@@ -168,7 +168,7 @@ class Upstream:
     async def _check_still_listed(self, state: CallState, owner: str, key: CapabilityKey) -> None:
         """Refuse a call as one of an unknown tool if the upstream no longer lists the tool that it refuses."""
         await self.lists.refresh_for(owner, key)
-        if not self.lists.shows(state.entry, owner, key):
+        if self.lists.own_entry(state.entry, owner, key) is None:
             raise unknown("tool", state.name) from None
 
     def _check_open(self, state: CallState, owner: str, breaker: CircuitBreaker) -> None:

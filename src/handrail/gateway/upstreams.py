@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,6 +163,16 @@ class Upstreams:
             hidden = self._remember(memo, frozenset().union(*parts))
         return hidden
 
+    def variants(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> tuple[ToolEntry, ...]:
+        key = capability_key(revision, client)
+        owner = SessionPool.owner(peer, key, revision)
+        memo = ("variants", method, owner, key)
+        variants: tuple[ToolEntry, ...] | None = self._remembered(memo)
+        if variants is None:
+            parts = [upstream.lists.variants(method, owner, key) for upstream in self.by_name.values()]
+            variants = self._remember(memo, tuple(chain.from_iterable(parts)))
+        return variants
+
     def cache_hint(self, method: str) -> tuple[int, bool]:
         hint: tuple[int, bool] | None = self._remembered(("hint", method))
         if hint is None:
@@ -200,12 +211,12 @@ class Upstreams:
     def is_up(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].state == "up"
 
-    def shows(self, entry: ToolEntry, peer: CallPeer, revision: Revision, client: ClientInfo) -> bool:
+    def own_entry(self, entry: ToolEntry, peer: CallPeer, revision: Revision, client: ClientInfo) -> ToolEntry | None:
         upstream = self.by_name.get(entry.upstream)
         if upstream is None:
-            return False
+            return None
         key = capability_key(revision, client)
-        return upstream.lists.shows(entry, SessionPool.owner(peer, key, revision), key)
+        return upstream.lists.own_entry(entry, SessionPool.owner(peer, key, revision), key)
 
     def why_absent(self, name: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> str:
         key = capability_key(revision, client)
