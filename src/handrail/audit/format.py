@@ -3,7 +3,8 @@
     {"length":     412,"hash":"<SHA-256>","number":17,"prev":"<hash of 16>","writer":"<16 digits>",…the record…}
 
 `length` and `hash` are those of all that follows the hash's comma, up to the closing brace: so they cover `prev`, and
-by it everything before. There is one chain a file: an append locks the file, also against other processes.
+by it everything before. There is one chain a file: an append locks the file, also against other processes. PostgreSQL
+has one for each writer.
 
 `verify` notices a byte that was changed, a record that was taken out, put in or moved, and a beginning that is gone
 without a `trimmed` record. There is no secret in the chain, so by itself it cannot notice whole records cut off the
@@ -22,12 +23,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, field
-from msgspec.json import Decoder, encode
+from msgspec.json import Decoder, decode, encode
 from msgspec.structs import asdict
 
 from handrail.errors import HandrailError
@@ -52,10 +54,12 @@ __all__ = [
     "RejectionRecord",
     "Retention",
     "TrailError",
+    "UnsettledError",
     "VerifyReport",
     "authentic_records",
     "frame",
     "measure_arguments",
+    "merge_reports",
     "notice",
     "position_of",
     "records_in",
@@ -63,6 +67,7 @@ __all__ = [
     "time_of",
     "trimmed",
     "verify",
+    "verify_chains",
 ]
 
 RECORD_PREFIX = b'{"length":'
@@ -81,6 +86,10 @@ _RECORD_TIME = re.compile(_RECORD_START.pattern + rb'"writer":"[0-9a-f]{1,64}","
 
 class TrailError(HandrailError):
     """The trail could not be written, and nothing counts as written. The text names the file: it is not for a peer."""
+
+
+class UnsettledError(TrailError):
+    """It is not known whether the records were written."""
 
 
 class ChainPosition(NamedTuple):
@@ -319,6 +328,63 @@ def verify(lines: Iterable[tuple[str, bytes]], *, head: str = "", now: float | N
         unfinished=tuple(calls),
         missed=missed,
     )
+
+
+def verify_chains(
+    chains: Iterable[tuple[str, Iterable[tuple[str, bytes]]]], heads: Mapping[str, str], *, now: float | None = None
+) -> Iterator[tuple[str, VerifyReport]]:
+    """Read the chains of all writers, as `verify` reads one; then name those that were noted and are not there.
+
+    A chain of which every record was too old is deleted whole. Another chain has the record that says so.
+    """
+    removed: dict[str, _RemovedChain] = {}
+    missing = dict(heads)
+    for chain, lines in chains:
+        yield chain, verify(_watch_removals(lines, removed), head=missing.pop(chain, ""), now=now)
+    for chain, head in missing.items():
+        noted, end = NotedHead.parse(head), removed.get(chain)
+        if end is not None and noted.limits.keep_days and _is_later(end, noted):
+            continue
+        text = f"no record of this writer is left, and the head {noted.hash} was noted: its chain was deleted"
+        yield chain, VerifyReport(records=0, flaw=Defect(f"chain {chain}", noted.last, text), bad=1)
+
+
+def merge_reports(reports: Iterable[VerifyReport]) -> VerifyReport:
+    """Return what holds of all chains together; its first flaw is that of the first chain that has one."""
+    total = VerifyReport(records=0)
+    for each in reports:
+        total = VerifyReport(
+            records=total.records + each.records,
+            flaw=total.flaw or each.flaw,
+            bad=total.bad + each.bad,
+            unfinished=total.unfinished + each.unfinished,
+            missed=total.missed + each.missed,
+        )
+    return total
+
+
+class _RemovedChain(Struct):
+    event: Any = None
+    chain: Any = None
+    to: Any = None
+    digest: Any = None
+
+
+def _watch_removals(
+    lines: Iterable[tuple[str, bytes]], removed: dict[str, _RemovedChain]
+) -> Iterator[tuple[str, bytes]]:
+    for place, line in lines:
+        if b'"event":"removed"' in line:
+            with suppress(DecodeError):
+                end = decode(line, type=_RemovedChain)
+                if end.event == "removed":
+                    removed[str(end.chain)] = end
+        yield place, line
+
+
+def _is_later(end: _RemovedChain, noted: NotedHead) -> bool:
+    """Return whether the noted head may be that of an earlier record of the same chain, or of its last."""
+    return type(end.to) is int and (end.to > noted.last or (end.to == noted.last and end.digest == noted.hash))
 
 
 def _unexplained_loss(

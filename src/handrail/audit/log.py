@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -32,6 +33,7 @@ from handrail.audit.format import (
     AuditRecord,
     Retention,
     TrailError,
+    UnsettledError,
     notice,
 )
 from handrail.audit.jsonl import JsonlFile
@@ -139,7 +141,7 @@ def open_trail(
     free_bytes: Callable[[str], int] = lambda folder: disk_usage(folder).free,
     name: str = "",
 ) -> Trail:
-    """The trail in a store's file, in a SQLite file (`audit.db`), or in a file of lines (`audit.jsonl`).
+    """The trail in PostgreSQL, in the database of a store, in a SQLite file (`.db`), or in a file of lines (`.jsonl`).
 
     With a `store` beside a file there is no transaction over both: a change is made first, and then the record written.
     A process that dies in between has used up an approval for nothing; it is never used twice. `name` is that of the
@@ -147,7 +149,11 @@ def open_trail(
     """
     settings = settings or TrailSettings()
     durable = settings.sync == "every-call"
+    if isinstance(where, str) and stores.is_database(where):
+        return _open_in_postgres(stores.open(where, durable=durable, name=name), settings, clock, owns_store=True)
     if not isinstance(where, str | Path):
+        if stores.supports(where, "postgres"):
+            return _open_in_postgres(where, settings, clock, owns_store=False)
         if not stores.supports(where, "transaction"):
             raise ValueError("audit: this store has no transactions for records; write them to a file of lines")
         if where.durable != durable:
@@ -165,6 +171,15 @@ def open_trail(
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY_SECONDS)
     file = JsonlFile(path, durable, rotate, settings.limits, clock)
     return _Trail(file, settings, free_bytes, store, store.commit if store else _reject_changes)
+
+
+def _open_in_postgres(store: Store, settings: TrailSettings, clock: Callable[[], float], *, owns_store: bool) -> Trail:
+    from handrail.audit.postgres import PostgresTable  # deferred: it needs the extra `postgres`
+    from handrail.stores.postgres import PostgresStore
+
+    assert isinstance(store, PostgresStore)
+    table = PostgresTable(store, settings.limits, clock, owns_store=owns_store)
+    return _Trail(table, settings, lambda _: sys.maxsize, store)
 
 
 async def _reject_changes(changes: Changes) -> bool:
@@ -370,7 +385,8 @@ class _Trail:
         if self._fail_open and not changes:  # an approval that could not be used up is none
             self._lost["records"] += 1
             return None
-        failure = TrailError(f"{self._sink.name}: {problem}; nothing was recorded")
+        ending = "" if isinstance(problem, UnsettledError) else "; nothing was recorded"
+        failure = TrailError(f"{self._sink.name}: {problem}{ending}")
         failure.__cause__ = problem
         return failure
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote
 
 from msgspec import DecodeError, Struct
@@ -21,8 +21,12 @@ from msgspec.json import decode
 from handrail.audit.format import TrailError, authentic_records, position_of, records_in
 from handrail.audit.jsonl import rotated_files
 from handrail.model import Object
+from handrail.stores import is_database
 
-__all__ = ["RecordRow", "TrailFile", "csv_cell", "parse_record", "record_row", "record_time"]
+if TYPE_CHECKING:
+    from handrail.audit.postgres_reader import PostgresLog
+
+__all__ = ["RecordRow", "TrailFile", "csv_cell", "open_log", "parse_record", "record_row", "record_time"]
 
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # also as wide characters
 _MAX_DAMAGED_BYTES = 1_000
@@ -109,6 +113,15 @@ STEP = 64 * 1024
 # and the second is not: no text in UTF-8 has those after the one before them, whatever it says.
 ROW_PATTERN = re.compile(rb"\x05\x00[\x04\x05\x07][\x80-\xff][\x00-\x7f](?:.{4}|.{6}|.{8})\Z", re.DOTALL)
 ROW_HEADER_BYTES = 13
+
+
+def open_log(place: Path | str) -> TrailFile | PostgresLog:
+    """Return the audit log in a file, or at a URL of PostgreSQL."""
+    if isinstance(place, str) and is_database(place):
+        from handrail.audit.postgres_reader import PostgresLog  # deferred: it needs the extra `postgres`
+
+        return PostgresLog(place)
+    return TrailFile(Path(place))
 
 
 class TrailFile:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import os
+import re
 import sys
 import time
 from argparse import Namespace
@@ -20,32 +22,65 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from handrail.audit.format import BEGINNING, verify
-from handrail.audit.reader import TrailFile, csv_cell, parse_record, record_time
+from handrail.audit.format import BEGINNING, VerifyReport, merge_reports, verify, verify_chains
+from handrail.audit.reader import TrailFile, csv_cell, open_log, parse_record, record_time
 from handrail.cli.arguments import parse_seconds
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.terminal import Screen, json_text
 from handrail.client.state_dir import CALLS_FILE, state_folder
 from handrail.model import Json, Object
+from handrail.stores import is_database
 from handrail.text.controls import escape, mask_secrets, one_line
 
 __all__ = ["run_audit"]
 
 POLL_SECONDS = 0.2
+NOTED_HEAD = re.compile(r"\b([0-9a-f]{1,64}):([0-9a-f]{64}@[0-9]+\.\.[0-9]+(?:,[0-9]+d)?(?:,[0-9]+MB)?)")
 COLUMNS = "time server tool outcome seconds confirmed revision arguments_digest arguments".split()
 
 
 def run_audit(args: Namespace, screen: Screen) -> int:
     paths = _paths(args)
-    if folders := [path for path in paths if path.is_dir()]:
+    if args.what in ("prepare", "trim"):
+        return asyncio.run(_maintain(args.what, paths, args, screen))
+    if folders := [path for path in paths if isinstance(path, Path) and path.is_dir()]:
         raise UsageError(f"{folders[0]}: a folder; name an audit log in it, .db or .jsonl")
     if args.what == "verify":
-        return max([_verify(path, args.head or "", screen) for path in paths])
+        return max([_verify_any(path, args, screen) for path in paths])
     return _copy(paths, args) if args.what == "export" else _list_calls(paths, args, screen)
 
 
-def _list_calls(paths: Sequence[Path], args: Namespace, screen: Screen) -> int:
-    if args.what and (missing := [path for path in paths if not path.exists()]):
+async def _maintain(what: str, paths: Sequence[Path | str], args: Namespace, screen: Screen) -> ExitCode:
+    """Make the tables of a log in PostgreSQL, or delete its old records, as a role that may."""
+    if len(paths) != 1 or not isinstance(paths[0], str):
+        raise UsageError(f"audit {what}: name a log in PostgreSQL: postgresql://…")
+    from handrail.audit.postgres import PostgresTable  # deferred: it needs the extra `postgres`
+    from handrail.cli.load_server import CommandConfig  # it imports a whole server
+    from handrail.stores.postgres import PostgresStore
+
+    try:
+        store = PostgresStore(paths[0], durable=False, name="audit")
+    except ValueError as problem:
+        raise UsageError(f"audit {what}: {problem}") from None
+    try:
+        report = await store.report()
+        if what == "prepare":
+            for role in args.grant:
+                await store.database.grant(role)
+            roles = f", also for {one_line(', '.join(args.grant), 200)}" if args.grant else ""
+            screen.write(f"{report.place}: ready{roles}")
+        else:
+            limits = CommandConfig(args).config.audit.kept.limits
+            await PostgresTable(store, limits, time.time, owns_store=False).trim()
+            kept = f"{limits.keep_days} days" if limits.keep_days else "for ever"
+            screen.write(f"{report.place}: records are kept {kept}")
+    finally:
+        await store.close()
+    return ExitCode.OK
+
+
+def _list_calls(paths: Sequence[Path | str], args: Namespace, screen: Screen) -> int:
+    if args.what and (missing := [path for path in paths if isinstance(path, Path) and not path.exists()]):
         raise UsageError(f"{missing[0]}: there is no such file")
     if args.follow and args.what:
         raise UsageError("--follow: works for calls from here only; list served calls without it")
@@ -81,24 +116,25 @@ def _follow(calls: _CallReader, matches: Callable[[Object], bool], screen: Scree
         damage = calls.damage
 
 
-def _paths(args: Namespace) -> list[Path]:
+def _paths(args: Namespace) -> list[Path | str]:
     """Return the logs on the command line; by default that of the calls from here, of `handrail serve`, or of both."""
     state = state_folder(os.environ)
     client_file = state / CALLS_FILE
     if not args.what or args.files:
-        return [Path(each) for each in args.files] or [client_file]
+        return [each if is_database(each) else Path(each) for each in args.files] or [client_file]
     from handrail.cli.load_server import CommandConfig  # it imports a whole server
 
-    server_file = Path(CommandConfig(args).config.audit_place(state))
+    server_log = CommandConfig(args).config.audit_place(state)
     if args.what == "verify" and not args.head and client_file.exists():
-        return [server_file, client_file] if server_file.exists() else [client_file]
-    return [server_file]
+        is_there = isinstance(server_log, str) or server_log.exists()
+        return [server_log, client_file] if is_there else [client_file]
+    return [server_log]
 
 
 class _CallReader:
     """Reads logs and joins the records of each call: how it was confirmed, and its outcome."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path | str]) -> None:
         self._last = dict.fromkeys(paths, 0)  # number of the last record that was read
         self._intents: dict[str, Object] = {}
         self.unreadable_lines = 0
@@ -108,9 +144,9 @@ class _CallReader:
         """Yield the calls that have ended since the last `read`."""
         self.damage = ""
         for path, last in self._last.items():
-            if not path.exists():
+            if isinstance(path, Path) and not path.exists():
                 continue
-            trail = TrailFile(path)
+            trail = open_log(path)
             for _, line in trail.lines(last):
                 try:
                     record = {"event": "", "call": "", "number": 0, **parse_record(line)}
@@ -192,16 +228,71 @@ def _cell(value: Json) -> str:
     return csv_cell(text)
 
 
-def _copy(paths: Sequence[Path], args: Namespace) -> ExitCode:
+def _copy(paths: Sequence[Path | str], args: Namespace) -> ExitCode:
     if sys.stdout.isatty():
         raise UsageError("export: records are printed unchanged, and a terminal might obey them; add > trail.jsonl")
     for path in paths:
-        trail = TrailFile(path)
+        trail = open_log(path)
         lines = trail.salvage() if args.salvage else (line for _, line in trail.lines())
         sys.stdout.buffer.writelines(lines)
         if trail.damage:
             raise UsageError(f"{trail.damage}: only a part was read; --salvage finds every record that is left")
     return ExitCode.OK
+
+
+def _verify_any(path: Path | str, args: Namespace, screen: Screen) -> ExitCode:
+    if isinstance(path, str):
+        return _verify_database(path, args, screen)
+    if args.heads:
+        raise UsageError(f"--heads: is for a log in PostgreSQL; {path} has one head: --head HASH@first..last")
+    return _verify(path, args.head or "", screen)
+
+
+def _verify_database(url: str, args: Namespace, screen: Screen) -> ExitCode:
+    """Check the chain of each writer, and that none of those whose heads were noted is gone."""
+    if args.head:
+        raise UsageError("--head: a log in PostgreSQL has one for each writer; --heads FILE takes an earlier output")
+    log = open_log(url)
+    assert not isinstance(log, TrailFile)
+    reports = list(verify_chains(log.chains(), _noted_heads(args.heads)))
+    total = merge_reports(report for _, report in reports)
+    code = ExitCode.USAGE if total.flaw else ExitCode.OK
+    noted = {writer: f"{writer}:{report.noted}" for writer, report in reports if report.noted}
+    if screen.as_json:
+        writers = [
+            {"writer": writer, "ok": report.flaw is None, **to_builtins(report), "noted": noted.get(writer, "")}
+            for writer, report in reports
+        ]
+        screen.data({"file": log.name, "ok": not code, **to_builtins(total), "writers": writers})
+        return code
+    verdict = screen.paint("bad", "red") if code else screen.paint("good", "green")
+    screen.write(f"{escape(log.name, lines=False)}: {verdict}: {total.records} records of {len(reports)} writers")
+    for writer, report in reports:
+        places = f", {report.first} to {report.last}" if report.records else ""
+        if report.flaw:
+            screen.write(f"  writer {one_line(writer, 64)}: bad: {report.records} records{places}")
+            text = one_line(report.flaw.text, 600)
+            screen.write(f"    record {report.flaw.number} ({one_line(report.flaw.place, 200)}): {text}")
+        if report.bad > 1:
+            screen.write(f"    and {report.bad - 1} more such places")
+    _show_remains(total, screen)
+    for head in noted.values():
+        screen.write(f"  head {one_line(head, 200)}")
+    return code
+
+
+def _noted_heads(file: str | None) -> dict[str, str]:
+    """Return the heads in an earlier output of `verify`, by their writers."""
+    if not file:
+        return {}
+    try:
+        text = Path(file).read_text("utf-8", "replace")
+    except OSError as problem:
+        raise UsageError(f"--heads: {file}: {problem.strerror}") from None
+    heads = dict(NOTED_HEAD.findall(text))
+    if not heads:
+        raise UsageError(f"--heads: {file}: no head is in it, such as `handrail audit verify` prints of a database")
+    return heads
 
 
 def _verify(path: Path, head: str, screen: Screen) -> ExitCode:
@@ -229,11 +320,15 @@ def _verify(path: Path, head: str, screen: Screen) -> ExitCode:
         screen.write(f"  {escape(trail.damage, lines=False)}; `handrail audit export --salvage` reads what is left")
     if result.torn:
         screen.write(f"  the last {result.torn} bytes are a record that was never finished")
+    _show_remains(result, screen)
+    if result.head:
+        screen.write(f"  head {result.noted}")
+    return code
+
+
+def _show_remains(result: VerifyReport, screen: Screen) -> None:
     if result.unfinished:
         names = one_line(", ".join(result.unfinished), 400)
         screen.write(f"  {len(result.unfinished)} calls have begun and not ended: {names}")
     if result.missed:
         screen.write(f"  {result.missed} records could not be written, as the trail says itself")
-    if result.head:
-        screen.write(f"  head {result.noted}")
-    return code

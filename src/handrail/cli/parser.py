@@ -324,12 +324,20 @@ def _add_audit_verb(verb: _AddVerb) -> None:
         "handrail audit export broken.db --salvage > trail.jsonl",
     )
     what = "served: calls that a server has answered; verify: check a log; export: copy its records"
-    audit.add_argument("what", nargs="?", choices=("served", "verify", "export"), help=what)
+    what += "; prepare: make the tables of one in PostgreSQL; trim: delete its records that are too old"
+    audit.add_argument("what", nargs="?", choices=("served", "verify", "export", "prepare", "trim"), help=what)
     audit.add_argument(
-        "files", nargs="*", metavar="FILE", help="audit logs: .db or .jsonl (state.db in the state folder)"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="audit logs: .db, .jsonl, postgresql://… (state.db in the state folder)",
     )
     _add_config_options(audit)
     audit.add_argument("--head", metavar="HEAD", help="verify: a head of the log that was printed earlier")
+    heads = "verify: what was printed earlier of a log in PostgreSQL, with a head for each writer"
+    audit.add_argument("--heads", metavar="FILE", help=heads)
+    grant = "prepare: a role that may add records and read them, and not change them; may be repeated"
+    audit.add_argument("--grant", action="append", default=[], metavar="ROLE", help=grant)
     audit.add_argument(
         "--salvage", action="store_true", help="export: every record that can be read from a damaged file"
     )

@@ -10,22 +10,27 @@ import csv
 import io
 import re
 import sqlite3
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from handrail.audit.format import TrailError, position_of, verify as verify_chain
+from handrail.audit.format import TrailError, merge_reports, position_of, verify as verify_chain, verify_chains
 from handrail.audit.jsonl import rotated_files
-from handrail.audit.reader import RecordRow, TrailFile, csv_cell, record_row
+from handrail.audit.reader import RecordRow, TrailFile, csv_cell, open_log, record_row
 from handrail.console.access import ApiError, ApiRequest, RawResponse
 from handrail.console.context import ConsoleContext
 from handrail.model import Object
+from handrail.stores import is_url, public_url
+
+if TYPE_CHECKING:
+    from handrail.audit.postgres_reader import PostgresLog
 
 __all__ = ["export", "records_of", "verify", "view"]
 
@@ -51,7 +56,7 @@ async def view(context: ConsoleContext, request: ApiRequest) -> Object:
     before = int(_number(query, "before", 0))
     limit = min(MAX_PAGE_RECORDS, max(1, int(_number(query, "limit", PAGE_RECORDS))))
     records, next_before, total = await _read_in_thread(_read_page, path, record_filter, before, limit)
-    return {"on": True, "file": str(path), "records": records, "next": next_before, "total": total}
+    return {"on": True, "file": public_url(str(path)), "records": records, "next": next_before, "total": total}
 
 
 async def records_of(context: ConsoleContext, call: str) -> list[Object]:
@@ -71,7 +76,7 @@ async def verify(context: ConsoleContext, request: ApiRequest) -> Object:
         stamp = await _read_in_thread(_file_stamps, path)
         cached = context.verified
         if cached is None or cached[0] != stamp:
-            cached = context.verified = stamp, await _read_in_thread(_verify_file, path), context.clock()
+            cached = context.verified = stamp, await _read_in_thread(_verify_log, path), context.clock()
     return {**cached[1], "at": cached[2]}
 
 
@@ -83,7 +88,7 @@ async def export(context: ConsoleContext, request: ApiRequest) -> RawResponse:
         raise ApiError(400, f"format: {file_format[:40]!r} is neither jsonl nor csv")
     record_filter = _RecordFilter(request.query)
     await context.write_audit_record(request.session, "exported the audit", format=file_format)
-    lines = _matching_lines(await _read_in_thread(TrailFile, path), record_filter)
+    lines = _matching_lines(await _read_in_thread(open_log, path), record_filter)
     media = "application/x-ndjson" if file_format == "jsonl" else "text/csv; charset=utf-8"
     return RawResponse(
         _chunks(_csv_rows(lines) if file_format == "csv" else (line for line, _ in lines)),
@@ -99,8 +104,11 @@ async def _read_in_thread(function: Any, *args: Any) -> Any:
         raise ApiError(500, f"The audit log cannot be read: {problem}") from None
 
 
-def _audit_path(context: ConsoleContext) -> Path | None:
+def _audit_path(context: ConsoleContext) -> Path | str | None:
+    """Return the file of the audit log, or its URL."""
     audit = context.engine.guard_options.get("audit")
+    if isinstance(audit, str) and is_url(audit):
+        return audit
     return Path(audit) if isinstance(audit, str | Path) else None
 
 
@@ -134,8 +142,10 @@ def _number(query: dict[str, str], name: str, default: float) -> float:
 # Reading
 
 
-def _read_page(path: Path, record_filter: _RecordFilter, before: int, limit: int) -> tuple[list[RecordRow], str, int]:
-    trail = TrailFile(path)
+def _read_page(
+    path: Path | str, record_filter: _RecordFilter, before: int, limit: int
+) -> tuple[list[RecordRow], str, int]:
+    trail = open_log(path)
     first, last = trail.span
     rows = islice(trail.newest_first(before), MAX_READ_RECORDS)
     records: list[RecordRow] = []
@@ -162,10 +172,10 @@ def _read_page(path: Path, record_filter: _RecordFilter, before: int, limit: int
     return records, "" if is_over or at <= first else str(at), total
 
 
-def _read_call_records(path: Path, call: str) -> list[RecordRow]:
+def _read_call_records(path: Path | str, call: str) -> list[RecordRow]:
     needle = f'"call":"{call}"'.encode()
     records: list[RecordRow] = []
-    for number, line in islice(TrailFile(path).newest_first(), MAX_READ_RECORDS):
+    for number, line in islice(open_log(path).newest_first(), MAX_READ_RECORDS):
         if needle in line:
             record = record_row(number, line)
             records.insert(0, record)
@@ -176,16 +186,21 @@ def _read_call_records(path: Path, call: str) -> list[RecordRow]:
     return records
 
 
-def _file_stamps(path: Path) -> list[tuple[str, int, int]]:
+def _file_stamps(path: Path | str) -> list[tuple[str, int, int]]:
+    if isinstance(path, str):
+        return [(path, time.monotonic_ns(), 0)]  # nothing shows that no row of a database has changed
     files = [path, *(rotated_files(path) if path.suffix == ".jsonl" else [])]
     stamps = [(each.name, each.stat().st_ctime_ns, each.stat().st_size) for each in files]  # no program can set ctime
     log = Path(f"{path}-wal")  # SQLite changes its ctime with every read
     return [*stamps, (log.name, log.stat().st_mtime_ns, log.stat().st_size)] if log.exists() else stamps
 
 
-def _verify_file(path: Path) -> Object:
-    trail = TrailFile(path)
-    report = verify_chain(trail.lines())
+def _verify_log(path: Path | str) -> Object:
+    trail = open_log(path)
+    if isinstance(trail, TrailFile):
+        report = verify_chain(trail.lines())
+    else:
+        report = merge_reports(each for _, each in verify_chains(trail.chains(), {}))
     members: Object = {
         "ok": report.flaw is None and not trail.damage,
         "records": report.records,
@@ -201,7 +216,7 @@ def _verify_file(path: Path) -> Object:
 # Export
 
 
-def _matching_lines(trail: TrailFile, record_filter: _RecordFilter) -> Iterator[tuple[bytes, RecordRow]]:
+def _matching_lines(trail: TrailFile | PostgresLog, record_filter: _RecordFilter) -> Iterator[tuple[bytes, RecordRow]]:
     """Yield the matching lines of the log as they are, oldest first, each with its row."""
     intents: dict[str, RecordRow] = {}
     for _, line in trail.lines():

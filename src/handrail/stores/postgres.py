@@ -80,6 +80,7 @@ MIGRATIONS = (
 USABLE_FROM = 1
 """The oldest version of this list whose code may go on beside the tables as they are now: one before the last step."""
 
+STORE_TABLES = tuple(f"handrail_{each}" for each in ("entries", "logs", "lines", "topics", "messages"))
 CHECK = (
     "SELECT current_setting('synchronous_commit') AS synchronous_commit, current_setting('fsync') AS fsync,"
     " current_setting('transaction_read_only') AS read_only, current_setting('server_version') AS version,"
@@ -155,7 +156,7 @@ class PostgresDatabase:
         self._idle: list[Connection[Record]] = []
         self.in_order = asyncio.Lock()  # for what has to be done in the order in which it was asked for
 
-    async def connect(self) -> Connection[Record]:
+    async def connect(self, *, may_lose: bool = False) -> Connection[Record]:
         """Open a connection of the caller's own, to a server and tables that are fit for use."""
         self.check_usable()
         try:
@@ -169,7 +170,7 @@ class PostgresDatabase:
             raise self.error(problem) from None
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
-                await self._check(db)
+                await self._check(db, self._durable and not may_lose)
         except DATABASE_ERRORS as problem:
             db.terminate()
             raise self.error(problem) from None
@@ -249,7 +250,7 @@ class PostgresDatabase:
             await close_connection(db)
         self._idle.clear()
 
-    async def _check(self, db: Connection[Record]) -> None:
+    async def _check(self, db: Connection[Record], durable: bool) -> None:
         version = db.get_server_version()
         if (version.major, version.minor) < OLDEST_SERVER:
             raise StoreError(f"{self.name}: PostgreSQL {version.major} is too old: 14 is the oldest that will do")
@@ -257,7 +258,7 @@ class PostgresDatabase:
         assert row is not None
         if row["read_only"] == "on":
             raise StoreError(f"{self.name}: it takes no writes: a standby, or default_transaction_read_only is on")
-        if self._durable:
+        if durable:
             for name in ("fsync", "synchronous_commit"):
                 if row[name] == "off":
                     raise StoreError(
@@ -290,8 +291,21 @@ class PostgresDatabase:
         except asyncpg.InsufficientPrivilegeError as problem:
             raise StoreError(
                 f"{self.name}: the tables are not there, or older than this version, and this role may not make them"
-                f" ({problem.args[0]}); run `handrail audit prepare` once with the URL of a role that may"
+                f" ({problem.args[0]}); run `handrail audit prepare URL --grant ROLE` once, as a role that may"
             ) from None
+
+    async def grant(self, role: str) -> None:
+        """Grant a role what a server needs, and on the audit log only INSERT and SELECT."""
+        db = await self.connect(may_lose=True)
+        try:
+            name = await db.fetchval("SELECT quote_ident($1)", role)
+            await db.execute(f"GRANT SELECT ON handrail_schema TO {name}")
+            await db.execute(f"GRANT SELECT, INSERT ON handrail_audit TO {name}")
+            await db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {', '.join(STORE_TABLES)} TO {name}")
+        except DATABASE_ERRORS as problem:
+            raise self.error(problem) from None
+        finally:
+            await close_connection(db)
 
 
 async def close_connection(db: Connection[Record]) -> None:
@@ -406,12 +420,18 @@ class PostgresStore(Store):
                 await self._stop_listening()
 
     async def report(self) -> StoreReport:
-        async with self.database.connection() as db:
-            begun = time.monotonic()
-            row = await db.fetchrow(CHECK)
-            round_trip = time.monotonic() - begun
-            assert row is not None
-            warnings = await self._warnings(db)
+        db = await self.database.connect(may_lose=True)
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                begun = time.monotonic()
+                row = await db.fetchrow(CHECK)
+                round_trip = time.monotonic() - begun
+                assert row is not None
+                warnings = await self._warnings(db)
+        except DATABASE_ERRORS as problem:
+            raise self.database.error(problem) from None
+        finally:
+            await close_connection(db)
         losses = [
             f"{name} is off, and a crash of the server takes the last writes; switch it on for this role"
             for name in ("fsync", "synchronous_commit")
@@ -534,7 +554,7 @@ def locks_of(changes: Sequence[Put | Delete | Append]) -> list[int]:
 
 def begin(locks: Sequence[int]) -> str:
     """Return the statements that begin a transaction, and wait until no other has one of these locks."""
-    numbers = ",".join(map(str, locks))
+    numbers = ",".join(map(str, sorted(locks)))
     return f"BEGIN; SELECT pg_advisory_xact_lock({LOCKS}, n) FROM unnest('{{{numbers}}}'::int[]) AS n"
 
 

@@ -1,0 +1,689 @@
+"""An audit log in PostgreSQL: a chain for each writer, whole whatever becomes of connections, servers and replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from cli_runs import handrail
+from faults import until
+from handrail import Server, stores
+from handrail.audit import postgres as tables
+from handrail.audit.format import VerifyReport, merge_reports, verify_chains
+from handrail.audit.log import Trail, TrailError, TrailSettings, open_trail
+from handrail.audit.postgres_reader import PostgresLog
+from handrail.audit.reader import open_log
+from handrail.model import Object
+from handrail.stores import Delete, Put, postgres as databases
+from handrail.testing import Peer
+from patience import PATIENCE, SOAK
+from postgres_servers import PostgresServer, Schema
+from requirements import requirement
+
+DAY = 86_400.0
+
+
+@asynccontextmanager
+async def opened(url: str, **settings: Any) -> AsyncIterator[Trail]:
+    trail = open_trail(url, TrailSettings(**settings))
+    try:
+        yield trail
+    finally:
+        await trail.close()
+
+
+def intent(call: object, **more: Any) -> Object:
+    return {"event": "intent", "call": str(call), **more}
+
+
+def outcome(call: object) -> Object:
+    return {"event": "outcome", "call": str(call)}
+
+
+def records(schema: Schema) -> list[Object]:
+    """Every record, in the order of all writers."""
+    rows = schema.sql("SELECT convert_from(line, 'UTF8') FROM handrail_audit ORDER BY position")
+    return [json.loads(line) for (line,) in rows]
+
+
+def calls(schema: Schema) -> list[str]:
+    return [each["call"] for each in records(schema) if each["event"] == "intent"]
+
+
+async def check(url: str, heads: dict[str, str] | None = None) -> dict[str, VerifyReport]:
+    """Verify all chains, as a command does: in a thread without a loop."""
+    return await asyncio.to_thread(lambda: dict(verify_chains(PostgresLog(url).chains(), heads or {})))
+
+
+async def good(url: str, heads: dict[str, str] | None = None) -> dict[str, VerifyReport]:
+    reports = await check(url, heads)
+    assert merge_reports(reports.values()).flaw is None, reports
+    return reports
+
+
+# Writing
+
+
+@requirement("P-15", everywhere=True)
+async def test_p15_what_is_written_is_there_in_order_and_before_the_answer(schema: Schema) -> None:
+    async with opened(schema.url) as trail:
+        assert await trail.write(intent(1, text="é\n\u2028")) is True
+        assert calls(schema) == ["1"]
+        assert await asyncio.gather(*(trail.write(intent(i)) for i in range(2, 100))) == [True] * 98
+        trail.submit({"event": "refused", "call": "100"})
+    numbered = records(schema)
+    assert [each["number"] for each in numbered] == list(range(1, 102))
+    assert [each["prev"] for each in numbered] == ["0" * 64, *(each["hash"] for each in numbered[:-1])]
+    assert (numbered[0]["event"], numbered[0]["process"]) == ("opened", os.getpid())
+    assert numbered[1]["text"] == "é\n\u2028"
+    ((writer, report),) = (await good(schema.url)).items()
+    assert {each["writer"] for each in numbered} == {writer}
+    assert (report.records, report.first, report.last, len(report.unfinished)) == (101, 1, 101, 99)
+
+
+@requirement("P-16", everywhere=True)
+async def test_p16_each_writer_has_a_chain_of_its_own_and_all_are_read_together(schema: Schema) -> None:
+    async with opened(schema.url) as one, opened(schema.url) as other:
+        for i in range(10):
+            await (one, other)[i % 2].write(intent(i))
+        await one.write(outcome(1))  # whoever writes it
+        assert calls(schema) == [str(i) for i in range(10)]
+    reports = await good(schema.url)
+    assert sorted(each.records for each in reports.values()) == [6, 7]
+    total = merge_reports(reports.values())
+    assert (total.records, len(total.unfinished)) == (13, 10)
+    lines = [line async for line in _lines(schema.url)]
+    assert [json.loads(line)["call"] for line in lines if b'"intent"' in line] == [str(i) for i in range(10)]
+
+
+async def _lines(url: str) -> AsyncIterator[bytes]:
+    for _, line in await asyncio.to_thread(lambda: list(PostgresLog(url).lines())):
+        yield line
+
+
+async def test_a_log_is_read_from_its_end_and_from_any_place(schema: Schema) -> None:
+    async with opened(schema.url) as trail:
+        for i in range(250):  # more than are fetched at once
+            trail.submit(intent(i), lambda _: None)
+        await trail.write(intent("last"))
+    log = open_log(schema.url)
+    first, last = await asyncio.to_thread(lambda: log.span)
+    assert (first, last) == (1, 252)
+    newest = await asyncio.to_thread(lambda: list(log.newest_first()))
+    assert [number for number, _ in newest] == list(range(252, 0, -1))
+    assert await asyncio.to_thread(lambda: list(log.newest_first(3))) == newest[-2:]
+    assert await asyncio.to_thread(lambda: len(list(log.lines(250)))) == 2
+
+
+async def test_a_cancelled_write_leaves_the_others_alone_and_a_closed_trail_refuses(schema: Schema) -> None:
+    async with opened(schema.url) as trail:
+        writes = [asyncio.ensure_future(trail.write(intent(i))) for i in range(10)]
+        await asyncio.sleep(0)
+        writes[5].cancel()
+        done = await asyncio.gather(*writes, return_exceptions=True)
+        assert [i for i, each in enumerate(done) if each is not True] == [5]
+    with pytest.raises(TrailError, match="was closed"):
+        await trail.write(intent(2))
+    await good(schema.url)
+
+
+async def test_what_a_table_does_not_keep_by_is_refused(schema: Schema) -> None:
+    with pytest.raises(ValueError, match="max_megabytes: PostgreSQL keeps records by their age alone; use keep_days"):
+        open_trail(schema.url, TrailSettings(max_megabytes=64))
+
+
+# Together with a change
+
+
+@requirement("P-19", everywhere=True)
+async def test_p19_an_approval_is_used_up_with_the_record_or_neither(schema: Schema) -> None:
+    store = stores.open(schema.url)
+    await store.put("approval:1", b"granted")
+    trail = open_trail(store)
+    use = Put("approval:1", b"used", if_equals=b"granted")
+    tries = [trail.write(intent(i), [use, Put(f"call:{i}", b"")]) for i in range(20)]
+    others = [trail.write(intent(f"other {i}")) for i in range(20)]
+    done = await asyncio.gather(*(each for pair in zip(tries, others, strict=True) for each in pair))
+    assert (done[::2].count(True), done[1::2]) == (1, [True] * 20)
+    winner = done[::2].index(True)
+    assert [key for key, _ in await store.scan("")] == ["approval:1", f"call:{winner}"]
+    assert [call for call in calls(schema) if "other" not in call] == [str(winner)]
+    assert not await trail.write(intent("late"), [Delete("approval:1", if_equals=b"granted")])
+    await trail.close()
+    assert await store.get("approval:1") == b"used"  # the store is the caller's
+    await store.close()
+    await good(schema.url)
+
+
+RACE = """
+import asyncio, sys
+from handrail.audit.log import open_trail
+from handrail.stores import Put
+async def main():
+    trail = open_trail(sys.argv[1])
+    await trail.write({"event": "ready"})
+    print("ready", flush=True)
+    sys.stdin.readline()
+    async def use(n):
+        change = Put(f"approval:{n}", b"used", if_equals=b"granted")
+        return await trail.write({"event": "intent", "call": f"{sys.argv[2]}-{n}"}, [change])
+    done = await asyncio.gather(*(use(n) for n in range(int(sys.argv[3]))))
+    print(*[n for n, each in enumerate(done) if each], flush=True)
+    await trail.close()
+asyncio.run(main())
+"""
+
+
+@requirement("P-19", everywhere=True)
+async def test_p19_of_two_processes_that_race_for_each_approval_one_uses_it(schema: Schema) -> None:
+    count = 40
+    store = stores.open(schema.url)
+    await store.commit([Put(f"approval:{n}", b"granted") for n in range(count)])
+    used = await asyncio.to_thread(_race, schema.url, count)
+    assert sorted(used["one"] + used["two"]) == list(range(count))
+    assert sorted(calls(schema)) == sorted(f"{name}-{n}" for name, numbers in used.items() for n in numbers)
+    await store.close()
+    await good(schema.url)
+
+
+def _race(url: str, count: int) -> dict[str, list[int]]:
+    """Let two processes use the same approvals at once; return which each has used."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    start = partial(subprocess.Popen[str], env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    processes = {name: start([sys.executable, "-c", RACE, url, name, str(count)]) for name in ("one", "two")}
+    for process in processes.values():
+        assert process.stdout and process.stdout.readline() == "ready\n"
+    for process in processes.values():
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    outputs = {name: process.communicate(timeout=PATIENCE)[0] for name, process in processes.items()}
+    return {name: [int(n) for n in out.split()] for name, out in outputs.items()}
+
+
+# Lost connections
+
+Way = Literal["up", "down"]
+
+
+class Relay:
+    """Between a client and PostgreSQL: it can end a connection before a byte passes, in either way."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.passed: dict[Way, bytearray] = {"up": bytearray(), "down": bytearray()}
+        self.plan: tuple[Way, int] | None = None
+        self.cuts = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        yield server.sockets[0].getsockname()[1]
+        server.close()
+        self.cut()
+        await asyncio.sleep(0)
+
+    def arm(self, plan: tuple[Way, int] | None = None) -> None:
+        self.passed = {"up": bytearray(), "down": bytearray()}
+        self.plan = plan
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._writers |= {writer, up_writer}
+        with suppress(OSError):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pass("up", reader, up_writer))
+                group.create_task(self._pass("down", up_reader, writer))
+
+    async def _pass(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if self.plan is not None and self.plan[0] == way:
+                room = self.plan[1] - len(self.passed[way])
+                if len(data) > room:
+                    self.passed[way] += data[: max(room, 0)]
+                    writer.write(data[: max(room, 0)])
+                    with suppress(OSError):
+                        await writer.drain()
+                    self.plan = None
+                    self.cuts += 1
+                    self.cut()
+                    return
+            self.passed[way] += data
+            writer.write(data)
+        writer.transport.abort()
+
+
+def message_ends(data: bytes) -> list[int]:
+    """Where each message of PostgreSQL's protocol ends: a letter, then a length that counts itself."""
+    ends, at = [], 0
+    while at < len(data):
+        at += 1 + int.from_bytes(data[at + 1 : at + 5], "big")
+        ends.append(at)
+    return ends
+
+
+@requirement("P-20", "P-19", everywhere=True)
+@pytest.mark.parametrize("changes", [0, 1])
+async def test_p20_a_connection_that_is_cut_in_a_commit_loses_and_doubles_nothing(
+    changes: int, schema: Schema, postgres: PostgresServer
+) -> None:
+    """Cut at each end of a message, in both ways, and in the soak at each byte: the lost answer is looked up."""
+    relay = Relay(postgres.port)
+    expected: list[str] = []
+    async with relay.open() as port:
+        url = postgres.url(f"search_path={schema.search_path}&sslmode=disable", port=port)
+        async with opened(url) as trail:
+
+            async def write() -> None:
+                name = str(len(expected))
+                used = [Put(f"used:{name}", b"", if_absent=True)] * changes
+                assert await trail.write(intent(name), used) is True
+                expected.append(name)
+
+            for _ in range(3):  # statements are prepared by then
+                await write()
+            relay.arm()
+            await write()
+            await asyncio.sleep(0)
+            ends: dict[Way, list[int]] = {way: message_ends(bytes(data)) for way, data in relay.passed.items()}
+            assert len(ends["down"]) > 3
+            cuts = [(way, end - 1) for way in ends for end in ends[way]] + [(way, 0) for way in ends]
+            if SOAK:
+                cuts = [(way, at) for way in ends for at in range(ends[way][-1])]
+            for cut in cuts:
+                relay.arm(cut)
+                await write()
+                relay.arm()
+                await write()
+    assert relay.cuts == len(cuts)
+    assert calls(schema) == expected
+    if changes:
+        assert schema.rows("entries") == len(expected)
+    await good(schema.url)
+
+
+@requirement("P-20", "P-15", everywhere=True)
+async def test_p20_a_server_that_is_killed_in_mid_commit_loses_nothing_that_was_acknowledged(
+    schema: Schema, postgres: PostgresServer
+) -> None:
+    seed = int(os.environ.get("HANDRAIL_SEED") or random.randrange(10**6))
+    print(f"HANDRAIL_SEED={seed}")
+    chance = random.Random(seed)
+    acknowledged: list[str] = []
+    refusals: dict[str, str] = {}
+    is_over = False
+
+    async with opened(schema.url) as trail:
+
+        async def work(worker: int) -> None:
+            number = 0
+            while not is_over:
+                name = f"{worker}-{number}"
+                change = [Put(f"approval:{name}", b"used", if_absent=True)] if worker % 2 else []
+                try:
+                    if await trail.write(intent(name), change):
+                        acknowledged.append(name)
+                    else:
+                        assert "not known" in refusals[name]  # it was used up by an attempt whose answer was lost
+                    number += 1
+                except TrailError as problem:
+                    refusals[name] = str(problem)
+                    await asyncio.sleep(0.01)
+
+        async def progress() -> None:
+            enough = len(acknowledged) + 20
+            await until(lambda: len(acknowledged) >= enough, "records are written")
+
+        workers = [asyncio.create_task(work(n)) for n in range(8)]
+        for _ in range(50 if SOAK else 4):
+            await progress()
+            await asyncio.sleep(chance.uniform(0.0, 0.05))
+            await asyncio.to_thread(postgres.kill)
+            await asyncio.sleep(chance.uniform(0.0, 0.2))
+            await asyncio.to_thread(postgres.start)
+        await progress()  # it recovers by itself
+        is_over = True
+        await asyncio.gather(*workers)
+    written = Counter(calls(schema))
+    assert set(acknowledged) <= set(written)
+    assert {name for name, count in written.items() if count > 1} <= set(refusals), "only what was refused is repeated"
+    assert not any(postgres.password in text for text in refusals.values())
+    await good(schema.url)
+    print(f"{len(acknowledged)} acknowledged, {len(refusals)} refused at first")
+
+
+@requirement("P-20", everywhere=True)
+async def test_p20_calls_of_a_server_that_is_frozen_are_refused_in_time_and_nothing_runs(
+    schema: Schema, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, seconds in (
+        (tables, "APPEND_SECONDS", 1.0),
+        (tables, "ATTEMPT_SECONDS", 0.5),
+        (databases, "CONNECT_SECONDS", 0.5),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+    ran: list[int] = []
+    server = Server("shop", audit=schema.url)
+
+    @server.tool
+    async def act(n: int) -> str:
+        ran.append(n)
+        return "done"
+
+    async with Peer(server) as peer:
+        assert (await peer.call("act", {"n": 0})).text == "done"
+        postgres.freeze()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                tries = (peer.call("act", {"n": n}) for n in range(1, 9))
+                frozen = await asyncio.gather(*tries, return_exceptions=True)
+        finally:
+            postgres.thaw()
+        assert ran == [0]
+        assert all("act was not called: it cannot be recorded now" in str(each) for each in frozen), frozen
+        assert (await peer.call("act", {"n": 9})).text == "done"
+    assert ran == [0, 9]
+    done = {each["call"] for each in records(schema) if each["event"] == "outcome" and each["outcome"] == "ok"}
+    assert len(done) == 2
+    await good(schema.url)
+
+
+async def test_an_answer_that_never_comes_is_not_guessed(
+    schema: Schema, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "APPEND_SECONDS", 0.6)
+    monkeypatch.setattr(tables, "ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr(databases, "CONNECT_SECONDS", 0.3)
+    async with opened(schema.url) as trail:
+        await trail.write(intent(1))
+        postgres.freeze()
+        try:
+            with pytest.raises(TrailError, match="it is not known whether the records were written"):
+                await trail.write(intent(2))
+            with pytest.raises(TrailError, match="did not answer in time; nothing was recorded"):
+                await trail.write(intent(3))
+        finally:
+            postgres.thaw()
+        await until(lambda: not schema.sql(ACTIVE), "what was on its way has come or gone")
+        assert await trail.write(intent(4))
+    assert calls(schema) in (["1", "4"], ["1", "2", "4"])
+    await good(schema.url)
+
+
+ACTIVE = "SELECT pid FROM pg_stat_activity WHERE application_name = 'handrail' AND state <> 'idle'"
+
+
+async def test_a_database_that_cannot_be_reached_refuses_at_once_and_says_so(postgres: PostgresServer) -> None:
+    async with opened(postgres.url(port=1)) as trail:
+        with pytest.raises(TrailError) as refusal:
+            await trail.write(intent(1))
+    text = "audit log: postgresql://127.0.0.1:1/postgres: it cannot be reached: Connect call failed"
+    assert str(refusal.value).startswith(text) and str(refusal.value).endswith("; nothing was recorded")
+
+
+# Rights
+
+
+APPEND_ONLY = ["SELECT ON handrail_schema", "SELECT, INSERT ON handrail_audit"]
+STORE_RIGHTS = [f"SELECT, INSERT, UPDATE, DELETE ON {each}" for each in databases.STORE_TABLES]
+
+
+async def test_a_role_that_may_only_add_records_is_enough(schema: Schema) -> None:
+    async with opened(schema.url) as trail:
+        await trail.write(intent("owner"))
+    url = schema.role(*APPEND_ONLY, *STORE_RIGHTS)
+    store = stores.open(url)
+    assert (await store.report()).warnings == ()
+    trail = open_trail(store, TrailSettings(keep_days=1))
+    assert await trail.write(intent("served"), [Put("approval:1", b"used", if_absent=True)])
+    assert not await trail.write(intent("again"), [Put("approval:1", b"used", if_absent=True)])
+    await trail.close()
+    await store.close()
+    assert calls(schema) == ["owner", "served"]
+    await good(url)
+
+
+async def test_a_role_that_may_change_records_is_named(schema: Schema) -> None:
+    store = stores.open(schema.url)
+    (warning,) = (await store.report()).warnings
+    assert warning.startswith("this role may UPDATE, DELETE, TRUNCATE records of the audit log, and so hide them")
+    await store.close()
+
+
+async def test_a_reader_needs_one_right(schema: Schema) -> None:
+    async with opened(schema.url) as trail:
+        await trail.write(intent(1))
+    await good(schema.role("SELECT ON handrail_audit"))
+
+
+async def test_tables_that_are_missing_are_named_to_a_role_that_may_not_make_them(schema: Schema) -> None:
+    async with opened(schema.role()) as trail:
+        with pytest.raises(TrailError, match=r"the tables are not there.* run `handrail audit prepare URL --grant"):
+            await trail.write(intent(1))
+
+
+async def test_a_server_that_does_not_sync_is_refused_unless_the_loss_is_accepted(schema: Schema) -> None:
+    url = f"{schema.url}&synchronous_commit=off"
+    async with opened(url) as trail:
+        with pytest.raises(
+            TrailError, match=r"synchronous_commit is off there: .* sync = 'power-cut-loses-last-calls'"
+        ):
+            await trail.write(intent(1))
+    async with opened(url, sync="power-cut-loses-last-calls") as trail:
+        assert await trail.write(intent(2))
+    store = stores.open(url)
+    (loss,) = (await store.report()).losses
+    assert loss.startswith("synchronous_commit is off, and a crash of the server takes the last writes")
+    await store.close()
+
+
+# Retention
+
+
+@pytest.fixture
+def timed(postgres: PostgresServer) -> Iterator[Schema]:
+    """A schema whose clock the test turns."""
+    made = Schema(postgres, clock=True)
+    made.set_clock(1_785_000_000.0)
+    yield made
+    made.drop()
+
+
+async def trim(url: str, keep_days: int) -> None:
+    store = databases.PostgresStore(url)
+    table = tables.PostgresTable(store, TrailSettings(keep_days=keep_days).limits, lambda: 0.0, owns_store=True)
+    await table.trim()
+    await table.close()
+
+
+async def test_old_records_are_trimmed_in_each_chain_and_the_rest_can_still_be_checked(timed: Schema) -> None:
+    start = 1_785_000_000.0
+    async with opened(timed.url, keep_days=0) as gone, opened(timed.url, keep_days=0) as lasting:
+        for day in range(40):
+            timed.set_clock(start + day * DAY)
+            await lasting.write(intent(f"lasting {day}"))
+            if day < 5:
+                await gone.write(intent(f"gone {day}"))
+        before = await good(timed.url)
+        heads = {writer: report.noted.replace(",365d", "") + ",30d" for writer, report in before.items()}
+        await trim(timed.url, 30)
+        left = calls(timed)
+        assert left[0] == "lasting 8" and "gone 4" not in left, "the last that is too old is left"
+        await lasting.write(intent("after"))  # its place was taken by the record that says so
+        events = Counter(each["event"] for each in records(timed))
+        assert (events["trimmed"], events["removed"]) == (1, 1)
+        reports = await good(timed.url, heads)
+        assert len(reports) == 2, "the chain of which all was too old is gone; one has the record that says so"
+        await trim(timed.url, 30)
+        assert Counter(each["event"] for each in records(timed)) == events, "there is nothing new to tell"
+
+
+async def test_a_chain_that_is_shorter_than_its_limits_allow_is_noticed(timed: Schema) -> None:
+    async with opened(timed.url, keep_days=30) as trail:
+        for i in range(5):
+            await trail.write(intent(i))
+        heads = {writer: report.noted for writer, report in (await good(timed.url)).items()}
+        await trim(timed.url, 30)
+        await good(timed.url, heads)
+        timed.sql("DELETE FROM handrail_audit WHERE number < 3")
+        report = merge_reports((await check(timed.url, heads)).values())
+        assert report.flaw is not None and "those before it are missing" in report.flaw.text
+
+
+async def test_a_writer_that_had_nothing_to_record_for_long_begins_a_chain(timed: Schema) -> None:
+    now = 1_785_000_000.0
+    trail = open_trail(timed.url, TrailSettings(keep_days=1), clock=lambda: now)
+    await trail.write(intent(1))
+    now += 3 * DAY
+    timed.set_clock(now)
+    await trail.write(intent(2))
+    now += DAY / 2
+    timed.set_clock(now)
+    await trail.write(intent(3))
+    await trim(timed.url, 1)
+    await trail.write(intent(4))
+    await trail.close()
+    assert calls(timed) == ["2", "3", "4"]
+    await good(timed.url)
+
+
+# Tampering
+
+TAMPERING: dict[str, tuple[str, str]] = {
+    "deleted": ("DELETE FROM handrail_audit WHERE chain = '{a}' AND number = 4", "record 5 follows 3"),
+    "changed": (
+        "UPDATE handrail_audit SET line = convert_to(replace(convert_from(line, 'UTF8'), 'a-2', 'a-9'), 'UTF8')"
+        " WHERE chain = '{a}' AND number = 4",
+        "its hash does not fit",
+    ),
+    "reordered": (
+        "UPDATE handrail_audit SET number = -number WHERE chain = '{a}' AND number IN (4, 5);"
+        "UPDATE handrail_audit SET number = 9 + number WHERE chain = '{a}' AND number IN (-4, -5)",
+        "follows",
+    ),
+    "moved to another chain": (
+        "UPDATE handrail_audit SET chain = '{b}', number = 100 WHERE chain = '{a}' AND number = 4",
+        "follows",
+    ),
+    "a whole chain named otherwise": ("UPDATE handrail_audit SET chain = 'f00d' WHERE chain = '{a}'", "was deleted"),
+    "tail cut": ("DELETE FROM handrail_audit WHERE chain = '{a}' AND number > 4", "the end was cut off"),
+    "beginning cut": ("DELETE FROM handrail_audit WHERE chain = '{a}' AND number < 4", "those before it are missing"),
+    "a chain deleted": ("DELETE FROM handrail_audit WHERE chain = '{a}'", "its chain was deleted"),
+    "a chain written anew": ("UPDATE handrail_audit SET line = {rewritten} WHERE chain = '{a}'", "the end was cut off"),
+}
+
+
+@requirement("P-16", everywhere=True)
+@pytest.mark.parametrize("attack", TAMPERING)
+async def test_p16_every_attack_on_the_rows_is_named(attack: str, schema: Schema, tmp_path: Path) -> None:
+    async with opened(schema.url) as one, opened(schema.url) as other:
+        for i in range(6):
+            await one.write(intent(f"a-{i}"))
+            await other.write(intent(f"b-{i}"))
+    first = handrail("audit", "verify", schema.url, home=tmp_path)
+    assert first.returncode == 0 and "good: 14 records of 2 writers" in first.stdout
+    (tmp_path / "heads").write_text(first.stdout, "utf-8")
+    a, b = (record["writer"] for record in records(schema) if record["event"] == "opened")
+    statement, expected = TAMPERING[attack]
+    if "{rewritten}" in statement:
+        _write_anew(schema, a)
+    else:
+        schema.sql(statement.format(a=a, b=b))
+    found = handrail("audit", "verify", schema.url, "--heads", str(tmp_path / "heads"), home=tmp_path)
+    assert found.returncode and "bad: " in found.stdout and expected in found.stdout, found.stdout + found.stderr
+    assert f"writer {b}: bad" not in found.stdout or attack == "moved to another chain"
+    assert schema.server.password not in found.stdout + found.stderr
+
+
+def _write_anew(schema: Schema, chain: str) -> None:
+    from handrail.audit.format import ORIGIN, frame
+
+    bodies = [json.dumps(intent(f"made up {i}")).encode() for i in range(7)]
+    lines, _ = frame(bodies, chain.encode(), 1_785_000_000.0, ORIGIN)
+    for number, line in enumerate(lines, 1):
+        text = line.decode().replace("'", "''")
+        row = f"chain = '{chain}' AND number = {number}"
+        schema.sql(f"UPDATE handrail_audit SET line = convert_to('{text}', 'UTF8') WHERE {row}")
+
+
+# The commands
+
+
+async def test_the_commands_read_the_log_of_a_server(schema: Schema, tmp_path: Path) -> None:
+    server = Server("shop", audit=schema.url)
+
+    @server.tool
+    async def act(n: int) -> str:
+        return "done"
+
+    async with Peer(server) as peer:
+        for n in range(3):
+            await peer.call("act", {"n": n})
+    run = partial(handrail, "audit", home=tmp_path)
+    shown = run("served", schema.url)
+    assert (shown.returncode, shown.stdout.count("act"), shown.stderr) == (0, 3, "")
+    assert run("served", schema.url, "--tail", "1").stdout.count("act") == 1
+    exported = run("export", schema.url)
+    assert [json.loads(line) for line in exported.stdout.splitlines()] == records(schema)
+    report = json.loads(run("verify", schema.url, "--json").stdout)
+    assert (report["ok"], report["records"], len(report["writers"])) == (True, 7, 1)
+    assert schema.server.password not in shown.stdout + json.dumps(report)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["verify", "{wrong}"], "it refuses the user or the password"),
+        (["verify", "{empty}"], "there is no audit log: no server has used it yet"),
+        (["verify", "{url}", "--head", "f" * 64], "--heads FILE takes an earlier output"),
+        (["verify", "{url}", "--heads", "nothing"], "--heads: nothing: No such file"),
+        (["verify", "postgresql://u:sec/ret@h/d"], "cannot be read: it has to be postgresql://USER"),
+        (["prepare", "state.db"], "name a log in PostgreSQL"),
+    ],
+)
+def test_what_a_command_cannot_do_is_said_without_a_secret(
+    words: list[str], complaint: str, schema: Schema, tmp_path: Path
+) -> None:
+    asyncio.run(_one_record(schema.url))
+    places = {"wrong": schema.server.url(password="hunter2"), "empty": schema.server.url(), "url": schema.url}
+    done = handrail("audit", *(each.format(**places) for each in words), home=tmp_path)
+    assert done.returncode and complaint in done.stderr, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    for secret in ("hunter2", schema.server.password, "sec/ret"):
+        assert secret not in done.stdout + done.stderr
+
+
+async def _one_record(url: str) -> None:
+    async with opened(url) as trail:
+        await trail.write(intent(1))
+
+
+def test_prepare_makes_the_tables_and_grants_a_role_what_a_server_needs(schema: Schema, tmp_path: Path) -> None:
+    url = schema.role()
+    role = url.partition("//")[2].partition(":")[0]
+    done = handrail("audit", "prepare", schema.url, "--grant", role, home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith(f"ready, also for {role}\n")
+    asyncio.run(_one_record(url))
+    assert calls(schema) == ["1"]
+    refused = handrail("audit", "trim", url, home=tmp_path)
+    assert refused.returncode == 0
+    (tmp_path / "handrail.toml").write_text("[audit.kept]\nkeep_days = 30\n", "utf-8")
+    assert "records are kept 30 days" in handrail("audit", "trim", schema.url, home=tmp_path).stdout
