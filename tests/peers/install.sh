@@ -72,14 +72,26 @@ node_peer() {
 
 # What comes from the system, where it may be installed.
 package() {
-    if command -v "$1" >/dev/null 2>&1 || ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" != 0 ]; then return; fi
-    install="limited apt-get install -y -q --no-install-recommends $1"
-    { $install || { limited apt-get update -q && $install; }; } >".peers/$1.log" 2>&1 &&
-        rm -f ".peers/$1.log" && echo "peers: $1 installed"
+    if command -v "${2:-$1}" >/dev/null 2>&1; then return; fi
+    if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" != 0 ]; then
+        echo "peers: no $1: it can be installed by root, with apt-get"
+        return
+    fi
+    # At run level 1 no service is started: the tests start their own.
+    install="limited env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $1"
+    if { $install || { limited apt-get update -q && $install; }; } >".peers/$1.log" 2>&1; then
+        rm -f ".peers/$1.log"
+        echo "peers: $1 installed"
+    else
+        echo "peers: $1 could not be installed: $(tail -n 1 ".peers/$1.log")"
+    fi
 }
 
 package tmux     # a terminal for the tests of the command line
 package chromium # a browser for those of the console
+package redis-server
+package postgresql /usr/lib/postgresql/*/bin/initdb # what replicas share
+package nginx-light nginx                           # what stands before them
 
 python_peer mcp2 &
 python_peer mcp1 &
@@ -95,7 +107,6 @@ wait
 [ "${1:-}" = bench ] && python_peer mcp-proxy # what only the benchmarks compare with
 [ "${1:-}" = upstreams ] || exit 0
 
-package redis-server
 python_peer upstreams/excel-mcp-server &
 python_peer upstreams/mcp-server-git &
 python_peer upstreams/mcp-server-motherduck &

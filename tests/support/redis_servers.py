@@ -68,6 +68,7 @@ class RedisServer:
 
     def __init__(self, *options: str, port: int = 0, sentinel: str = "") -> None:
         self.port = port or free_port()
+        self.user: str | None = None  # that commands are run as, if the default one has a password
         self.folder = Path(tempfile.mkdtemp(prefix="handrail-redis-"))
         self._command = ["redis-server"]
         if sentinel:
@@ -87,8 +88,22 @@ class RedisServer:
 
     def command(self, *words: bytes | str | int) -> Any:
         """Run a command on a connection of its own."""
-        with redis.Redis(port=self.port, socket_timeout=PATIENCE, protocol=2) as client:
+        password = self.user and "any"
+        with redis.Redis(
+            port=self.port, socket_timeout=PATIENCE, protocol=2, username=self.user, password=password
+        ) as client:
+            client.response_callbacks.clear()  # answers as they come
             return client.execute_command(*words)
+
+    def info(self, section: str) -> dict[str, str]:
+        lines = self.command("INFO", section).decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def clients(self) -> list[dict[str, str]]:
+        """Return what the server knows of each connection of a store."""
+        lines = self.command("CLIENT", "LIST").decode().splitlines()
+        clients = [dict(field.split("=", 1) for field in line.split(" ")) for line in lines]
+        return [each for each in clients if each["name"] == "handrail"]
 
     @property
     def pid(self) -> int:
@@ -155,7 +170,7 @@ class Sentinels:
             "sentinel down-after-milliseconds fleet 500\nsentinel failover-timeout fleet 2000\n"
         )
         self.sentinels = [RedisServer(sentinel=config) for _ in range(sentinels)]
-        until(lambda: b"master_link_status:up" in self.replica.command("INFO", "replication"), "the replica")
+        until(lambda: self.replica.info("replication")["master_link_status"] == "up", "the replica")
         until(lambda: all(self._knows_all(each, sentinels) for each in self.sentinels), "the sentinels")
 
     def _knows_all(self, sentinel: RedisServer, count: int) -> bool:

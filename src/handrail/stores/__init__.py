@@ -204,6 +204,7 @@ def _backend(name: str, *packages: str) -> Any:
     try:
         return import_module(f"handrail.stores.{name}")
     except ModuleNotFoundError as problem:
-        if problem.name not in packages:
+        package = (problem.name or "").partition(".")[0]
+        if package not in packages:
             raise
-        raise StoreError(f"store: {name} needs the package {problem.name}: pip install 'handrail[{name}]'") from None
+        raise StoreError(f"store: {name} needs the package {package}: pip install 'handrail[{name}]'") from None

@@ -13,18 +13,27 @@ import heapq
 import math
 import os
 import re
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from hashlib import sha1
+from ipaddress import ip_address
 from typing import Any
 
 from redis.exceptions import MovedError, NoScriptError, ResponseError
 
-from handrail.stores import Append, Delete, Put, Store, StoreError, StoreFeature
+from handrail.stores import Append, Delete, Put, Store, StoreError, StoreFeature, StoreReport
 from handrail.stores.memory import Topics
-from handrail.stores.redis_connection import Command, ConnectionLost, RedisConnection, RedisUrl, describe_failure
+from handrail.stores.redis_connection import (
+    Address,
+    Command,
+    ConnectionLost,
+    RedisConnection,
+    RedisUrl,
+    describe_failure,
+)
 from handrail.stores.redis_nodes import RedisNodes
 
 FORMAT = "handrail:1:"
@@ -32,6 +41,8 @@ HEARTBEAT_SECONDS = 3.0  # between two signs of life of a connection that listen
 REPLICA_SECONDS = 1.0  # until the replicas must have a write
 MAX_TTL_MILLISECONDS = 10**14
 MAX_PAGE_ROWS = 1000  # of one run of the script that scans
+
+SETTINGS = ("appendonly", "appendfsync", "maxmemory-policy")
 
 FAMILIES = {"approved": "approval", "grant": "approval", "slots": "rate"}
 """Kinds, up to their first `-`, that change together with those of another name."""
@@ -198,7 +209,7 @@ class RedisStore(Store):
 
     def __init__(self, url: str, *, name: str = "") -> None:
         self.supports: frozenset[StoreFeature] = frozenset({"processes", "replicas", "scripts"})
-        self.durable = False  # until `describe` has seen that it is
+        self.durable = False  # until `report` says that it is
         self.url = RedisUrl.parse(url)
         self._prefix = f"{FORMAT}{{{_escape(name)}:"
         self._process = os.getpid()
@@ -241,9 +252,22 @@ class RedisStore(Store):
         if tag is not None:
             return await self._scan_tag(self._indexes(tag)[0], prefix, after, limit)
         glob = re.sub(r"([*?[\]\\])", r"\\\1", self._prefix)
-        indexes = await self._nodes.scan_all(f"{glob}*}}i")
+        indexes = [name for each in await self._nodes.masters() async for name in self._names(each, f"{glob}*}}i")]
         rows = [await self._scan_tag(index, prefix, after, limit) for index in indexes]
         return [*heapq.merge(*rows)][: max(limit, 0)]
+
+    async def _names(self, address: Address, pattern: str) -> AsyncIterator[bytes]:
+        """Yield the names at one server that match."""
+        cursor, names = b"0", set[bytes]()
+        while True:
+            [reply] = await self._nodes.call_at(address, ("SCAN", cursor, "MATCH", pattern, "COUNT", MAX_PAGE_ROWS))
+            cursor, page = _checked(reply)
+            for name in page:
+                if name not in names:
+                    names.add(name)
+                    yield name
+            if cursor == b"0":
+                return
 
     async def _scan_tag(self, index: bytes, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
         rows: list[tuple[str, bytes]] = []
@@ -396,6 +420,64 @@ class RedisStore(Store):
         self._check_process()
         return _checked((await self._nodes.call(name, [command]))[0])
 
+    # The engine
+
+    @property
+    def trouble(self) -> str:  # type: ignore[override]  # it is read only
+        return self._nodes.trouble
+
+    async def report(self) -> StoreReport:
+        """As in `Store`; `durable` is what it says from then on."""
+        self._check_process()
+        losses: dict[str, None] = {}  # an ordered set: the masters of a cluster often say the same
+        warnings: dict[str, None] = {}
+        engine, round_trip = "", 0.0
+        for address in await self._nodes.masters():
+            commands = [("INFO",), *(("CONFIG", "GET", name) for name in SETTINGS)]
+            info, *settings = await self._nodes.call_at(address, *commands)
+            lines = [] if isinstance(info, ResponseError) else info.decode().splitlines()
+            fields = dict(line.split(":", 1) for line in lines if ":" in line)
+            if fields.get("role", "master") != "master":
+                raise StoreError(f"redis {self.url}: it is a read-only replica; name its master, or the sentinels")
+            started = time.perf_counter()
+            await self._nodes.call_at(address, ("PING",))
+            round_trip = max(round_trip, time.perf_counter() - started)
+            is_valkey = "valkey_version" in fields
+            version = fields.get("valkey_version" if is_valkey else "redis_version", "of an unknown version")
+            engine = f"{'Valkey' if is_valkey else 'Redis'} {version}"
+            values = dict(_setting(reply) for reply in settings)
+            losses |= dict.fromkeys(self._losses(fields, values))
+            if self.url.replicas and values.get("appendfsync", "always") != "always":
+                text = f"appendfsync is {values['appendfsync']}: a master that restarts before a failover loses writes"
+                warnings[f"{text}; set appendfsync always"] = None
+        if not self.url.tls and (far := [host for host, _ in self.url.hosts if not _is_loopback(host)]):
+            warnings[f"no TLS to {', '.join(far)}: values and the password can be read on the way; use rediss://"] = (
+                None
+            )
+        self.durable = not losses
+        return StoreReport(
+            engine=engine,
+            place=str(self.url),
+            round_trip_ms=round_trip * 1000,
+            losses=tuple(losses),
+            warnings=tuple(warnings),
+        )
+
+    def _losses(self, info: dict[str, str], settings: dict[str, str]) -> Iterator[str]:
+        """Yield what may lose a write that was answered."""
+        unknown = [name for name in SETTINGS if name not in settings]
+        if unknown or not info:
+            yield f"this user cannot read {', '.join(unknown) or 'INFO'}, so it is not known; grant +config|get +info"
+        if settings.get("appendonly") == "no":
+            yield "appendonly is no, and a restart takes everything; set appendonly yes"
+        elif settings.get("appendfsync", "always") != "always" and not self.url.replicas:
+            yield f"appendfsync is {settings['appendfsync']}, and a crash takes the last writes; set appendfsync always"
+        if settings.get("maxmemory-policy", "noeviction") != "noeviction":
+            yield f"maxmemory-policy is {settings['maxmemory-policy']}, and evicts what is in use; set noeviction"
+        has_replicas = self.url.kind == "sentinel" or int(info.get("connected_slaves", 0))
+        if has_replicas and not self.url.replicas:
+            yield "a failover takes writes that no replica has yet; add ?replicas=1 to the URL, and wait for one"
+
     async def close(self) -> None:
         """Close the connections. Listeners, and calls that have no answer yet, get a StoreError."""
         self._check_process()
@@ -418,13 +500,28 @@ class RedisStore(Store):
 
     def _lacking(self, reply: Any) -> str:
         if isinstance(reply, ResponseError):
-            return describe_failure(reply)
+            old = "compiling" in str(reply)
+            return "it is older than Redis 7.0, or no Redis" if old else describe_failure(reply)
         names = ", ".join(name.decode() for name in reply)
         return names and f"this user may not run {names} on {FORMAT}*; see the ACL of the server"
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise StoreError(f"this store was opened by process {self._process}; after a fork, open the URL anew")
+
+
+def _setting(reply: Any) -> tuple[str, str]:
+    """Return name and value of a setting; an empty name if this user may not read it, or the server has none."""
+    if isinstance(reply, ResponseError) or not reply:
+        return "", ""
+    return reply[0].decode(), reply[1].decode()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def tag_of(key: str) -> str:

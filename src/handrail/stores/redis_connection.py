@@ -112,7 +112,6 @@ class RedisUrl(Struct, frozen=True, repr_omit_defaults=True):
             retry=Retry(NoBackoff(), 0),
             socket_timeout=None,
             socket_connect_timeout=COMMAND_SECONDS,
-            client_name="handrail",
             driver_info=None,
             **tls,
         )

@@ -27,8 +27,9 @@ from handrail.stores.redis_connection import (
 MAX_CONNECTIONS = 8  # of one store: to servers, one that listens, one to a sentinel
 MAX_SERVERS = MAX_CONNECTIONS - 2
 MAX_ATTEMPTS = 4  # of one command: to other servers, as they say
-SCAN_KEYS = 1000  # looked at in one step
 MAX_BACKOFF_SECONDS = 1.0  # between two attempts to connect
+
+NAME_CONNECTION = ("CLIENT", "SETNAME", "handrail")
 
 MASTER: Address = ("", 0)
 """Stands for the address of the master, which the sentinels know."""
@@ -70,6 +71,11 @@ class RedisNodes:
         self._refreshing: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def trouble(self) -> str:
+        """Why a server could not be reached the last time, until it can be again."""
+        return next((each.problem for each in (*self._servers.values(), self._listener) if each.problem), "")
+
     async def call(self, name: bytes, commands: Sequence[Command]) -> list[Any]:
         """Send commands to the server of the slot of `name`, and return their replies; errors are values."""
         deadline = asyncio.get_running_loop().time() + COMMAND_SECONDS
@@ -83,6 +89,8 @@ class RedisNodes:
             try:
                 replies = await connection.request([("ASKING",), *commands] if asking else commands, deadline)
             except ConnectionLost as lost:
+                if (server := self._servers.get(address)) is not None and server.connection is connection:
+                    server.problem = str(lost)
                 if lost.sent or attempt:
                     raise
                 continue
@@ -104,25 +112,16 @@ class RedisNodes:
                     return replies
         raise StoreError(f"redis {address_text(address)}: the cluster is moving this slot; try again")
 
-    async def scan_all(self, pattern: str) -> list[bytes]:
-        """Return the names of the keys of all masters that match `pattern`."""
+    async def masters(self) -> list[Address]:
+        """Return the addresses of all servers that have a slot."""
+        address = await self._locate(b"", asyncio.get_running_loop().time() + COMMAND_SECONDS)
+        return sorted(set(self._slots.values())) if self.url.kind == "cluster" else [address]
+
+    async def call_at(self, address: Address, *commands: Command) -> list[Any]:
+        """Send commands to one of the masters, and return their replies; errors are values."""
         deadline = asyncio.get_running_loop().time() + COMMAND_SECONDS
-        addresses = {await self._locate(b"", deadline)}
-        if self.url.kind == "cluster":
-            addresses = set(self._slots.values())
-        names: set[bytes] = set()
-        for address in addresses:
-            cursor = b"0"
-            while True:
-                connection = await self._command_connection(address, deadline)
-                [reply] = await connection.request([("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_KEYS)])
-                if isinstance(reply, ResponseError):
-                    raise StoreError(f"redis {self._text(address)}: {describe_failure(reply)}")
-                cursor, page = reply
-                names.update(page)
-                if cursor == b"0":
-                    break
-        return sorted(names)
+        connection = await self._command_connection(address, deadline)
+        return await connection.request(commands, deadline)
 
     async def listener(self, name: bytes) -> RedisConnection:
         """Return the connection that listens, to the server that has the slot of `name`."""
@@ -174,7 +173,7 @@ class RedisNodes:
             if asyncio.get_running_loop().time() < server.retry_at:
                 raise StoreError(server.problem)
             server.connecting = _start(self._connect(address, server))
-        return await _within(server.connecting, deadline, f"redis {self._text(address)}: no answer while connecting")
+        return await _within(server.connecting, deadline, self._silence(address))
 
     def _make_room(self) -> None:
         if len(self._servers) < MAX_SERVERS:
@@ -208,7 +207,8 @@ class RedisNodes:
                 real_address = await self._ask_sentinels() if address == MASTER else address
                 connection = await self._open(real_address, **callbacks)
                 try:
-                    role, checked = await connection.request([("ROLE",), self._check])
+                    # The name is for the operator, who sees it in CLIENT LIST; it may be refused.
+                    role, checked, _ = await connection.request([("ROLE",), self._check, NAME_CONNECTION])
                     if self.url.kind == "sentinel" and (isinstance(role, ResponseError) or role[0] != b"master"):
                         raise StoreError(
                             f"redis {address_text(real_address)}: it is no master; a failover is under way"
@@ -220,8 +220,7 @@ class RedisNodes:
                     raise
                 return connection
         except TimeoutError:
-            text = f"redis {self._text(address)}: no answer to a new connection within {COMMAND_SECONDS:g} s"
-            raise StoreError(text) from None
+            raise StoreError(self._silence(address)) from None
 
     async def _open(self, address: Address, *, to_sentinel: bool = False, **callbacks: Any) -> RedisConnection:
         connection = self.url.connection(address, to_sentinel=to_sentinel)
@@ -238,17 +237,19 @@ class RedisNodes:
         problem = ""
         for address in self.url.hosts:
             try:
-                connection = await self._open(address, to_sentinel=True)
-                try:
-                    [reply] = await connection.request([("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.url.service)])
-                finally:
-                    connection.close("the sentinel was asked")
-            except StoreError as failure:
-                problem = str(failure)
+                async with asyncio.timeout(COMMAND_SECONDS / (len(self.url.hosts) + 1)):
+                    connection = await self._open(address, to_sentinel=True)
+                    try:
+                        [reply] = await connection.request([("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.url.service)])
+                    finally:
+                        connection.close("the sentinel was asked")
+            except (StoreError, TimeoutError) as failure:
+                problem = str(failure) or f"redis {address_text(address)}: no answer from this sentinel"
                 continue
             if isinstance(reply, list):
                 return reply[0].decode(), int(reply[1])
-            problem = f"redis {address_text(address)}: this sentinel knows no service {self.url.service!r}"
+            answer = describe_failure(reply) if reply else f"it watches no service named {self.url.service!r}"
+            problem = f"redis sentinel {address_text(address)}: {answer}"
         raise StoreError(problem)
 
     async def _refresh(self) -> None:
@@ -272,10 +273,24 @@ class RedisNodes:
                     for slot in range(first, last + 1)
                 }
                 self._is_stale = False
+                self._forget_servers()
                 return
             raise problem
         finally:
             self._refreshing = None
+
+    def _forget_servers(self) -> None:
+        """Close the connections to servers that have no slot any more, or another name."""
+        for address in self._servers.keys() - set(self._slots.values()):
+            server = self._servers[address]
+            server.problem = ""
+            if server.connecting is None and server.connection is not None and server.connection.is_idle:
+                server.connection.close("it has no slot of the cluster")
+                del self._servers[address]
+
+    def _silence(self, address: Address) -> str:
+        hint = "; does it speak TLS?" if self.url.tls else ""
+        return f"redis {self._text(address)}: no answer to a new connection within {COMMAND_SECONDS:g} s{hint}"
 
     def _text(self, address: Address) -> str:
         return str(self.url) if address == MASTER else address_text(address)
