@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from authorized_upstream import Upstream, authorized_upstream, name_of
 from cli_runs import COMMAND, environment, handrail
-from handrail import Client
+from handrail import Client, Elicitation
 from requirements import requirement
 
 SECRET = "canary-7c1b9e0a55d14f"  # in the clear nowhere
@@ -67,7 +69,7 @@ async def test_a_secret_of_the_environment_goes_nowhere_without_consent(tmp_path
 
 WORKER = 'grant = "client_credentials"\nclient_id = "x"\n'
 MISTAKES = [
-    ('grant = "client_credential"', "upstreams.box.auth.grant: 'client_credential' is not one of client_credentials"),
+    ('grant = "client_credential"', "auth.grant: 'client_credential' is not one of client_credentials, user"),
     ('client_id = "x"', "upstreams.box.auth: `grant` is missing"),
     (f'{WORKER}clientid = "x"', "upstreams.box.auth.clientid: unknown key; did you mean 'client_id'"),
     (f"{WORKER}client_secret = 5", "upstreams.box.auth.client_secret: expected a text, got a whole"),
@@ -101,3 +103,37 @@ async def test_a_secret_in_the_file_is_not_shown_by_check(tmp_path: Path) -> Non
     write(tmp_path, "http://127.0.0.1:9/mcp", f'{WORKER}client_secret = "{SECRET}"')
     done = await run(tmp_path, "check", "--json")
     assert '"client_id": "x"' in done.stdout and SECRET not in done.stdout + done.stderr
+
+
+async def test_over_stdio_each_user_of_a_machine_signs_in_once_and_the_next_process_goes_on(tmp_path: Path) -> None:
+    async with authorized_upstream() as upstream:
+        write(tmp_path, upstream.url, 'grant = "user"\nscopes = ["write"]')
+        await run(tmp_path, "gateway", "--agree", "--yes")
+        env, stderr = environment(tmp_path, **ENVIRONMENT), list[str]()
+        visited: list[str] = []
+
+        async def visit(question: Elicitation) -> bool:
+            visited.append(question.url)
+            return await upstream.home.agree(question.url, urlsplit(question.url).netloc)
+
+        def client(**options: Any) -> Client:
+            return Client([*COMMAND, "gateway"], env=env, cwd=tmp_path, on_stderr=stderr.append, **options)
+
+        async with client(elicit_url=visit) as one:
+            assert [tool.name for tool in await one.tools()] == ["sign_in_to_box"]
+            assert (await one.call("sign_in_to_box")).text == "You are signed in to box."
+            name = (await one.call("box_whoami")).text
+            assert [tool.name for tool in await one.tools()] == ["box_whoami", "box_write"]
+        async with client() as other:
+            assert (await other.call("box_whoami")).text == name
+        [url] = visited
+        redirect = parse_qs(urlsplit(url).query)["redirect_uri"][0]
+        assert urlsplit(redirect).hostname == "127.0.0.1" and upstream.home.count("/authorize", scope="write") == 1
+        assert not [token for token in upstream.tokens if token in "\n".join(stderr)]
+        listed = await run(tmp_path, "grants", "--json")
+        assert '"caller": "local"' in listed.stdout
+        assert (await run(tmp_path, "grants", "--revoke", "box", "--caller", "local")).returncode == 0
+        assert (await run(tmp_path, "grants", "--revoke", "box", "--caller", "local")).returncode != 0
+        async with client() as again:
+            refused = await again.call("box_whoami")
+            assert refused.is_error and "call sign_in_to_box" in refused.text

@@ -53,99 +53,102 @@ def saved_file(folder: Path) -> Path:
     return path
 
 
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 @pytest.mark.parametrize("grants", [[GRANT], [ENDLESS, GRANT], []])
 @requirement("P-26")
-def test_what_was_saved_is_loaded(kept: FileCredentials, grants: list[TokenGrant]) -> None:
+async def test_what_was_saved_is_loaded(kept: FileCredentials, grants: list[TokenGrant]) -> None:
     stores: list[FileCredentials | MemoryCredentials] = [kept, MemoryCredentials()]
     for store in stores:
-        assert store.load(KEY) == []
-        store.save(KEY, [ENDLESS])
-        store.save(KEY, grants)
-        assert store.load(KEY) == grants
-        assert store.load(f"{KEY}2") == []
+        assert await store.load(KEY) == []
+        await store.save(KEY, [ENDLESS])
+        await store.save(KEY, grants)
+        assert await store.load(KEY) == grants
+        assert await store.load(f"{KEY}2") == []
 
 
 @requirement("P-26", "P-34")
-def test_only_the_owner_can_read_them(kept: FileCredentials, folder: Path) -> None:
+async def test_only_the_owner_can_read_them(kept: FileCredentials, folder: Path) -> None:
     before = os.umask(0)
     try:
-        kept.save(KEY, [GRANT])
+        await kept.save(KEY, [GRANT])
     finally:
         os.umask(before)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE(saved_file(folder).stat().st_mode) == 0o600
+    assert (mode_of(folder), mode_of(saved_file(folder))) == (0o700, 0o600)
     assert "mcp.example" not in saved_file(folder).name
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o722])
 @requirement("P-34")
-def test_a_folder_others_can_use_is_refused(kept: FileCredentials, folder: Path, mode: int) -> None:
-    kept.save(KEY, [GRANT])
-    folder.chmod(mode)
+async def test_a_folder_others_can_use_is_refused(kept: FileCredentials, folder: Path, mode: int) -> None:
+    await kept.save(KEY, [GRANT])
+    os.chmod(folder, mode)
     for act in (lambda: kept.load(KEY), lambda: kept.save(KEY, [])):
         with pytest.raises(AuthorizationError, match=f"can be used by others. Say: chmod 700 {folder}"):
-            act()
+            await act()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o602])
 @requirement("P-34")
-def test_a_file_others_can_use_is_refused(kept: FileCredentials, folder: Path, mode: int) -> None:
-    kept.save(KEY, [GRANT])
+async def test_a_file_others_can_use_is_refused(kept: FileCredentials, folder: Path, mode: int) -> None:
+    await kept.save(KEY, [GRANT])
     saved_file(folder).chmod(mode)
     with pytest.raises(AuthorizationError, match=r"can be used by others\. Say: chmod 600"):
-        kept.load(KEY)
+        await kept.load(KEY)
 
 
 @requirement("P-34")
 async def test_a_link_in_place_of_a_file_is_refused(kept: FileCredentials, folder: Path, tmp_path: Path) -> None:
-    kept.save(KEY, [GRANT])
+    await kept.save(KEY, [GRANT])
     path = saved_file(folder)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AuthorizationError, match="is a link to another file"):
-        kept.load(KEY)
+        await kept.load(KEY)
     path.with_name(f"{path.name}.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AuthorizationError, match="is a link to another file"):
         async with kept.lock(KEY):
             pass
 
 
-def test_a_pipe_in_place_of_a_file_is_refused_at_once(kept: FileCredentials, folder: Path) -> None:
-    kept.save(KEY, [GRANT])
+async def test_a_pipe_in_place_of_a_file_is_refused_at_once(kept: FileCredentials, folder: Path) -> None:
+    await kept.save(KEY, [GRANT])
     path = saved_file(folder)
     path.unlink()
     os.mkfifo(path, 0o600)
     with pytest.raises(AuthorizationError, match="is not a file"):
-        kept.load(KEY)
+        await kept.load(KEY)
 
 
-def test_a_link_of_ours_may_be_the_folder(folder: Path, tmp_path: Path) -> None:
-    FileCredentials(folder).save(KEY, [GRANT])
+async def test_a_link_of_ours_may_be_the_folder(folder: Path, tmp_path: Path) -> None:
+    await FileCredentials(folder).save(KEY, [GRANT])
     (tmp_path / "link").symlink_to(folder)
-    assert FileCredentials(tmp_path / "link").load(KEY) == [GRANT]
+    assert await FileCredentials(tmp_path / "link").load(KEY) == [GRANT]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
 @requirement("P-34")
-def test_what_belongs_to_somebody_else_is_refused(kept: FileCredentials, folder: Path, tmp_path: Path) -> None:
-    kept.save(KEY, [GRANT])
+async def test_what_belongs_to_somebody_else_is_refused(kept: FileCredentials, folder: Path, tmp_path: Path) -> None:
+    await kept.save(KEY, [GRANT])
     link = tmp_path / "link"
     link.symlink_to(folder)
     os.lchown(link, 12345, 12345)
     with pytest.raises(AuthorizationError, match="belongs to another user"):
-        FileCredentials(link).load(KEY)
+        await FileCredentials(link).load(KEY)
     os.chown(saved_file(folder), 12345, 12345)
     with pytest.raises(AuthorizationError, match="belongs to another user"):
-        kept.load(KEY)
+        await kept.load(KEY)
     os.chown(folder, 12345, 12345)
     with pytest.raises(AuthorizationError, match="belongs to another user"):
-        kept.load(f"{KEY}2")
+        await kept.load(f"{KEY}2")
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(AuthorizationError, match=r"credentials cannot be stored in .*file/x: Not a directory"):
-        FileCredentials(tmp_path / "file" / "x").load(KEY)
+        await FileCredentials(tmp_path / "file" / "x").load(KEY)
 
 
 @pytest.mark.parametrize(
@@ -161,33 +164,33 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     ids=["empty", "text", "list", "less", "deep", "long"],
 )
 @requirement("P-34")
-def test_a_file_that_cannot_be_read_is_set_aside(
+async def test_a_file_that_cannot_be_read_is_set_aside(
     kept: FileCredentials, folder: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept.save(KEY, [GRANT])
+    await kept.save(KEY, [GRANT])
     path = saved_file(folder)
     path.write_bytes(content)
-    assert kept.load(KEY) == []
+    assert await kept.load(KEY) == []
     assert path.with_name(f"{path.name}.corrupt").read_bytes() == content
     assert "set aside" in caplog.text and "canary" not in caplog.text
-    kept.save(KEY, [GRANT])
-    assert kept.load(KEY) == [GRANT]
+    await kept.save(KEY, [GRANT])
+    assert await kept.load(KEY) == [GRANT]
 
 
 @requirement("P-34")
-def test_a_save_that_fails_leaves_what_was_there(
+async def test_a_save_that_fails_leaves_what_was_there(
     kept: FileCredentials, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.save(KEY, [GRANT])
+    await kept.save(KEY, [GRANT])
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AuthorizationError, match="No space left"):
-        kept.save(KEY, [])
-    assert kept.load(KEY) == [GRANT]
-    assert len(list(folder.iterdir())) == 1
+        await kept.save(KEY, [])
+    assert await kept.load(KEY) == [GRANT]
+    assert len(os.listdir(folder)) == 1
 
 
 async def test_one_at_a_time_holds_the_lock(folder: Path) -> None:
@@ -285,6 +288,6 @@ async def test_no_secret_is_logged_or_shown(home: Home, folder: Path, caplog: py
     assert await auth.challenged(home.url, 401, "Bearer")
     await auth.close()
     own = "\n".join(record.getMessage() for record in caplog.records if record.name == "handrail")
-    shown = own + repr(auth) + repr(FileCredentials(folder).load("x")) + repr(vars(auth))
+    shown = own + repr(auth) + repr(await FileCredentials(folder).load("x")) + repr(vars(auth))
     for secret in (*home.issued, *(issued.refresh for issued in home.issued.values())):
         assert secret not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from functools import partial
@@ -148,7 +149,7 @@ def test_an_earlier_lock_file_is_read_and_written_byte_for_byte(folder: Path) ->
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions are the promise")
 def test_earlier_credentials_are_loaded_and_written_byte_for_byte(folder: Path) -> None:
     credentials = FileCredentials(folder)
-    assert credentials.load(KEY) == GRANTS
-    credentials.save(KEY, GRANTS)
+    assert asyncio.run(credentials.load(KEY)) == GRANTS
+    asyncio.run(credentials.save(KEY, GRANTS))
     [path] = folder.glob("*.json")
     assert path.read_bytes() == (KEPT / path.name).read_bytes()

@@ -25,10 +25,11 @@ class Upstream:
         self.home = home
         self.url = ""
         self.seen: list[tuple[str, str]] = []  # the token of each call, and the mark in its arguments
-        self.is_open = False  # takes strangers
+        self.offered: set[str] = set()  # all tokens that came, good or not
         self.metadata: Object | None = None
 
     async def verify(self, token: str) -> Principal | None:
+        self.offered.add(token)
         issued = self.home.issued.get(token)
         is_good = issued is not None and issued.resource == self.url and not self.home.refuses
         if not is_good or issued is None or self.home.clock() >= issued.expires_at:

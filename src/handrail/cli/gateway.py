@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from msgspec import Struct
@@ -25,6 +26,7 @@ from handrail.cli.terminal import Screen
 from handrail.client.mcp_config import EntryError, MissingVariable, ServerEntry, fill_in, load
 from handrail.client.state_dir import Consents, StateDirectory, state_folder
 from handrail.config import ConfigError, load_config
+from handrail.engine.core import ServerOptions
 from handrail.errors import Denied, HandrailError
 from handrail.gateway.settings import UpstreamOptions, UpstreamSettings
 from handrail.schema.jsonable import pointer
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["UpstreamSource", "records_of", "run_gateway", "source_of"]
 
 LOCK_FILE = "tools.lock"
+KEY_FILE = "sign-in-key.json"  # in the state folder
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NOT_IN_PREFIX = re.compile(r"[^A-Za-z0-9_-]")
 _CANNOT_INCLUDE = (HandrailError, ValueError, TypeError, OSError, ModuleNotFoundError)
@@ -165,7 +168,8 @@ class UpstreamSource:
     def load(self, names: Collection[str] = (), **options: Unpack[UpstreamOptions]) -> Server:
         """Return a server that includes the upstreams, or those of these names; UsageError if there is none."""
         self._state.prepare()
-        server, plans = Server(self.name), self.plans()
+        plans = self.plans()
+        server = Server(self.name, **self._key_options(plans))
         if unknown := [each for each in names if each not in (*(plan.name for plan in plans), *self.left_out)]:
             there = f"there are {', '.join(each.name for each in plans)}" if plans else "there is none"
             raise UsageError(f"no upstream server is called {unknown[0]!r}; {there}")
@@ -183,6 +187,15 @@ class UpstreamSource:
             hint = "name a FILE.json, or add --server NAME='COMMAND', or [upstreams.NAME] to handrail.toml"
             raise UsageError(f"no upstream server can be used{reasons}" if reasons else f"no upstream server: {hint}")
         return server
+
+    def _key_options(self, plans: list[UpstreamPlan]) -> ServerOptions:
+        """Return the key that seals the sign-ins of callers, if there may be some: the next process opens them."""
+        has_users = any(plan.settings.auth is not None and plan.settings.auth.grant == "user" for plan in plans)
+        if not has_users or "HANDRAIL_KEY" in os.environ:
+            return {}
+        if not isinstance(self._state.read(KEY_FILE), str):
+            self._state.write(KEY_FILE, token_urlsafe(48))
+        return {"keys": [self._state.read(KEY_FILE).encode()]}
 
     def _options(self, plan: UpstreamPlan) -> UpstreamOptions:
         """Return the options of an upstream; Denied if nobody has agreed to it."""

@@ -425,6 +425,17 @@ def _add_approval_verbs(verb: _AddVerb) -> None:
     stop.add_argument("--note", metavar="TEXT", help="a reason, sent to the callers")
     _add_config_options(stop)
 
+    grants = verb(
+        "grants",
+        "list who has signed in to the upstream servers of a gateway, and revoke that",
+        "handrail grants                              upstream servers and callers",
+        "handrail grants --revoke gh --caller alice   her next call asks her to sign in again",
+        "handrail grants --revoke gh                  the same for all callers",
+    )
+    grants.add_argument("--revoke", metavar="NAME", help="an upstream server of a gateway")
+    grants.add_argument("--caller", metavar="ID", help="a caller: local, or the name of its API key")
+    _add_config_options(grants)
+
     console_verb = verb(
         "console",
         "print a link to the console of a running server; it works once, for five minutes",

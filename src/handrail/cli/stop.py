@@ -18,7 +18,7 @@ from handrail.gateway.stops import StopKind, delete_stop, put_stop, read_stops
 from handrail.stores import Store
 from handrail.text.controls import one_line
 
-__all__ = ["run_stop"]
+__all__ = ["run_stop", "write_record"]
 
 
 def run_stop(args: Namespace, screen: Screen) -> int:
@@ -48,18 +48,24 @@ async def _run(args: Namespace, screen: Screen) -> int:
     return ExitCode.OK
 
 
+async def write_record(step: str, command_config: CommandConfig, store: Store) -> None:
+    """Record what the operator does in the audit log, if there is one."""
+    audit, place = command_config.config.audit, command_config.config.audit_place(state_folder(os.environ))
+    if not audit.on:
+        return
+    trail = open_trail(store if place == command_config.approval_place() else place, audit.kept, store=store)
+    try:
+        await trail.write(ConsoleRecord("console", step=step, by=operator_name(), server=""))
+    finally:
+        await trail.close()
+
+
 async def _change(
     kind: StopKind, name: str, args: Namespace, command_config: CommandConfig, store: Store, screen: Screen
 ) -> None:
     """Record what the operator does in the audit log, and do it."""
-    audit, place = command_config.config.audit, command_config.config.audit_place(state_folder(os.environ))
-    if audit.on:
-        trail = open_trail(store if place == command_config.approval_place() else place, audit.kept, store=store)
-        step = f"{'started' if args.undo else 'stopped'} {kind} {one_line(name, 100)}"
-        try:
-            await trail.write(ConsoleRecord("console", step=step, by=operator_name(), server=""))
-        finally:
-            await trail.close()
+    step = f"{'started' if args.undo else 'stopped'} {kind} {one_line(name, 100)}"
+    await write_record(step, command_config, store)
     if not args.undo:
         await put_stop(store, kind, name, args.note or "")
     elif not await delete_stop(store, kind, name):

@@ -378,6 +378,13 @@ class ServerTarget(Struct):
             return self
         return replace(self, make_transport=partial(make, on_stderr=on_stderr))
 
+    def with_auth(self, auth: Authorizer) -> ServerTarget:
+        """Return the target with another authorization over HTTP."""
+        make = self.make_transport
+        if not isinstance(make, partial) or make.func is not HttpClientTransport:
+            return self
+        return replace(self, make_transport=partial(make, auth=auth))
+
     @property
     def label(self) -> str:
         """The command, or the address without what may be secret in it, to display."""

@@ -47,6 +47,9 @@ class CallPeer(Protocol):
     address: str  # an IP address, `unix`, `stdio` or `memory`
     is_identified: bool  # the transport has verified who the peer is
     trace_headers: Headers | None  # over HTTP, the headers that name a trace
+    headers: Headers | None  # over HTTP
+    scope: Mapping[str, Any] | None  # over HTTP, of the ASGI request
+    path: str  # over HTTP, of the endpoint
 
 
 class CallOwner(Protocol):

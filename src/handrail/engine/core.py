@@ -100,6 +100,9 @@ class UpstreamSet(Protocol):
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return for how many milliseconds a list may be kept, and whether it is for one caller only."""
 
+    async def finish_sign_in(self, name: str, query: str) -> tuple[int, str]:
+        """Take a browser that comes back from signing in to an upstream; return status and HTML text of its page."""
+
     def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
         """Have the upstream of a resource announce its updates."""
 

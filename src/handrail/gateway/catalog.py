@@ -19,6 +19,7 @@ from handrail.engine.guard_set import owner_of
 from handrail.errors import SchemaError
 from handrail.gateway.entries import prompt_entry, resource_entry, tool_entry, tool_name
 from handrail.gateway.questions import CapabilityKey
+from handrail.gateway.session import principal_of
 from handrail.gateway.settings import Terms, short_name
 from handrail.gateway.trust import Pins, Verdict, propose_class
 from handrail.guards.tool_definitions import Change
@@ -299,7 +300,7 @@ class UpstreamCatalog:
     def _tell_owner(self, method: str, owner: str) -> None:
         """Announce a change of a list to the one whose list it is."""
         for stream in list(self._engine.open_streams):
-            if owner_of(stream.principal, stream.address) == owner.partition(" #")[0]:
+            if owner_of(stream.principal, stream.address) == principal_of(owner):
                 stream.list_changed(LIST_CHANGED[method.partition("/")[0]])
 
     def _add(self, method: str, gone: list[ToolEntry], added: list[ToolEntry]) -> list[str]:

@@ -18,7 +18,9 @@ from handrail.errors import PeerError, Refused, RemoteProtocolError
 from handrail.gateway.catalog import UpstreamCatalog, ViewKey
 from handrail.gateway.pool import SessionPool
 from handrail.gateway.questions import NO_CAPABILITIES, CapabilityKey
-from handrail.gateway.session import SessionUpstream, UpstreamSession
+from handrail.gateway.session import SessionUpstream, UpstreamSession, principal_of
+from handrail.gateway.sign_in import SignIn, is_anonymous
+from handrail.oauth.client import SignInRequired
 
 __all__ = ["UpstreamLists"]
 
@@ -40,10 +42,11 @@ _UNKNOWN_METHOD = -32601
 class ListUpstream(SessionUpstream, Protocol):
     """What the lists ask and tell their upstream."""
 
-    era: Any
+    is_shared: bool
     revision: str
     is_stopped: bool
     on_change: Callable[[], None]
+    sign_in: SignIn | None
 
     def on_not_listed(self, problem: PeerError | Refused, owner: str) -> None: ...
 
@@ -59,6 +62,7 @@ class View:
         self.checked_at = float("-inf")
         self.problem = ""  # why they could not be had, if this gateway refused it
         self.is_stale = False
+        self.needs_sign_in = False  # its caller has no grant, or one that is not taken any more
         self.has_waited = False  # a request for a list has waited for the first load, and does not again
 
 
@@ -80,6 +84,8 @@ class UpstreamLists:
         view = self.views.get(self._view_key(owner, key))
         if view is not None and view.is_loaded:
             return ""
+        if view is not None and view.needs_sign_in and self._upstream.sign_in is not None:
+            return self._upstream.sign_in.reason(principal_of(owner))
         problem = "" if view is None else view.problem
         return problem or f"{self._upstream.name} is not there now. Nothing was done."
 
@@ -108,18 +114,26 @@ class UpstreamLists:
 
     def own_entry(self, entry: ToolEntry, owner: str, key: CapabilityKey) -> ToolEntry | None:
         """Return what a caller has in place of an entry; None if the upstream does not list it for that caller."""
+        sign_in = self._upstream.sign_in
+        if sign_in is not None and entry is sign_in.entry:
+            return entry
         return self._catalog.own_entry(entry, self._view_key(owner, key))
 
     def hidden(self, method: str, owner: str, key: CapabilityKey) -> frozenset[str]:
         """Return the names of our entries that the upstream does not show to a caller."""
-        return self._catalog.hidden(method, self._view_key(owner, key))
+        hidden = self._catalog.hidden(method, self._view_key(owner, key))
+        if (sign_in := self._upstream.sign_in) is None or method != "tools/list":
+            return hidden
+        view = self.views.get((owner, key))
+        is_offered = view is not None and view.needs_sign_in and not is_anonymous(owner)
+        return hidden if is_offered else hidden | {sign_in.entry.name}
 
     def variants(self, method: str, owner: str, key: CapabilityKey) -> list[ToolEntry]:
         """Return the entries that a caller has in place of those in the catalog."""
         return self._catalog.variants(method, self._view_key(owner, key))
 
     def _view_key(self, owner: str, key: CapabilityKey) -> ViewKey:
-        return ("", NO_CAPABILITIES) if self._upstream.era == "stateless" else (owner, key)
+        return ("", NO_CAPABILITIES) if self._upstream.is_shared else (owner, key)
 
     def _view(self, owner: str, key: CapabilityKey) -> View:
         view_key = self._view_key(owner, key)
@@ -157,10 +171,12 @@ class UpstreamLists:
                         raise
                     lists[method] = None
             self._catalog.apply(self._view_key(view.owner, view.key), lists, self._upstream.revision)
-            shared.is_loaded = True
+            shared.is_loaded, view.needs_sign_in = True, False
             if shared is not view:
                 self.views.pop((view.owner, view.key), None)
             self._pool.breaker(view.owner).add_success()
+        except SignInRequired:
+            view.has_waited = view.needs_sign_in = True
         except (PeerError, Refused) as problem:
             used = self._pool.stateless
             if used is not None and isinstance(problem, PeerError) and await self._pool.is_put_back(used, problem):
@@ -216,6 +232,20 @@ class UpstreamLists:
             self._load(view)
         if view.loading is not None:
             await asyncio.wait({view.loading})
+
+    async def renew_for(self, principal: str, *, is_signed_in: bool) -> None:
+        """Fetch the lists of a principal again whose grant has come or gone, and wait for them."""
+        views = [each for each in self.views.values() if principal_of(each.owner) == principal]
+        for view in views:
+            if view.loading is not None:
+                await asyncio.wait({view.loading})
+            if not is_signed_in:
+                self._catalog.forget((view.owner, view.key))
+                view.is_loaded = False
+            if view.loading is None:
+                self._load(view)
+        if loading := {each.loading for each in views if each.loading is not None}:
+            await asyncio.wait(loading, timeout=self._upstream.terms.list_seconds)
 
     async def refresh(self) -> None:
         """Fetch the lists again for all callers, and wait for them."""

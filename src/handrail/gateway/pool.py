@@ -14,7 +14,7 @@ from handrail.engine.guard_set import owner_of
 from handrail.errors import HttpRefused, Kind, PeerError, Refused, RemoteProtocolError, Sent, TransportError
 from handrail.gateway.health import CircuitBreaker
 from handrail.gateway.questions import CapabilityKey
-from handrail.gateway.session import SessionUpstream, UpstreamSession
+from handrail.gateway.session import SessionUpstream, UpstreamSession, principal_of
 from handrail.model import Object
 from handrail.revisions import Revision
 
@@ -33,6 +33,7 @@ class PoolUpstream(SessionUpstream, Protocol):
     """What the pool tells its upstream."""
 
     era: Any
+    is_shared: bool
     is_stopped: bool
 
     def on_opening(self) -> None: ...
@@ -56,6 +57,8 @@ class SessionPool:
     def owner(peer: CallPeer, key: CapabilityKey, revision: Revision) -> str:
         """Return whose connection a call uses. Upstreams keep the roots of a session, so clients with roots differ."""
         owner = owner_of(peer.principal, peer.address)
+        if " #" in owner:  # a subject of a token may have anything in it
+            owner = owner.replace(" #", " ##")
         return f"{owner} #{peer.connection.number}" if key[-1] and not revision.stateless else owner
 
     async def session(self, owner: str, key: CapabilityKey, peer: CallPeer | None = None) -> UpstreamSession:
@@ -102,7 +105,7 @@ class SessionPool:
         revision = session.connection.revision
         assert revision is not None
         self._upstream.on_open(revision, session.connection.handshake_result)
-        if revision.stateless:
+        if revision.stateless and not self._upstream.terms.is_of_users:
             self.stateless = self.stateless or session
         elif self.stateless is session:
             self.stateless = None
@@ -129,8 +132,8 @@ class SessionPool:
         """Close the connection that was not used for the longest time, if there are too many, or of one principal."""
         most = self._upstream.terms.max_sessions
         share = min(most, max(LEAST_SHARE, most // 4))
-        principal = owner.partition(" #")[0]
-        own = [each for (other, _), each in self.sessions.items() if other.partition(" #")[0] == principal]
+        principal = principal_of(owner)
+        own = [each for (other, _), each in self.sessions.items() if principal_of(other) == principal]
         crowded = own if len(own) >= share else [*self.sessions.values()] if len(self.sessions) >= most else []
         if not crowded:
             return
@@ -175,6 +178,11 @@ class SessionPool:
         task = asyncio.get_running_loop().create_task(session.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    def end_of(self, principal: str) -> None:
+        """Close the connections of a principal, whose grant is another now."""
+        for session in [each for each in self.sessions.values() if principal_of(each.owner) == principal]:
+            self.end(session)
 
     def end_idle(self, now: float) -> None:
         """End the connections that were not used for long; `now` is a time of the event loop."""

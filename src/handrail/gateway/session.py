@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -35,6 +36,7 @@ from handrail.gateway.questions import (
     to_model,
 )
 from handrail.gateway.settings import Terms
+from handrail.gateway.sign_in import KEY_PREFIX, SignIn
 from handrail.model import InputRequest, Json, Object
 from handrail.protocol.connection import CANCELLED
 from handrail.revisions import Revision
@@ -54,7 +56,16 @@ LIST_SECONDS = 60.0  # for all pages of one list
 CALL_CLOCKS = Clocks(connect=CONNECT_SECONDS, first=FOREVER, idle=FOREVER, total=FOREVER)
 """The timeouts of a call are those of its entry: the engine cancels the call, and that cancels it here."""
 
-_OWN_ANSWERS = ("io.handrail/", "approval-")  # names of answers to questions of the gateway itself
+_OWN_ANSWERS = ("io.handrail/", "approval-", KEY_PREFIX)  # names of answers to questions of the gateway itself
+
+_ROOTS_OWNER = re.compile(r"(.*) #[0-9]+", re.DOTALL)
+
+
+def principal_of(owner: str) -> str:
+    """Return the id of the principal that owns a connection, as `SessionPool.owner` has written it."""
+    match = _ROOTS_OWNER.fullmatch(owner)
+    return (owner if match is None else match[1]).replace(" ##", " #")
+
 
 _current: ContextVar[BridgedCall | None] = ContextVar("handrail_bridged_call", default=None)
 
@@ -107,6 +118,7 @@ class SessionUpstream(Protocol):
     terms: Terms
     client_info: Object
     counts: Counter[str]
+    sign_in: SignIn | None
 
     def note(self, text: str) -> None: ...
     def lose(self, case: str, state: CallState | None = None) -> None: ...
@@ -126,8 +138,11 @@ class UpstreamSession:
         self.key = key
         self.capabilities = capabilities_of(key)
         self.is_started = False  # it was opened, or failed to open
+        target = upstream.target.with_stderr(self._on_stderr)
+        if upstream.sign_in is not None:  # a transport has the token of one caller, and no other
+            target = target.with_auth(upstream.sign_in.grants.of(principal_of(owner)))
         self.connection = ClientConnection(
-            upstream.target.with_stderr(self._on_stderr),
+            target,
             self,
             clocks=Clocks(connect=CONNECT_SECONDS, first=CONNECT_SECONDS, idle=LIST_SECONDS, total=LIST_SECONDS),
             revision=upstream.terms.revision,

@@ -37,7 +37,7 @@ class UpstreamOptions(TypedDict, total=False):
     revision: "auto", "legacy" or the name of a revision ("auto")
     transport: over HTTP "auto", "streamable" or "sse" ("auto")
     headers: HTTP headers that every request to it has, such as its own API key
-    auth: its own authorization over HTTP, such as `OAuth(…)`
+    auth: its own authorization over HTTP, such as `OAuth(…)`; with grant="user" each caller signs in for itself
     env: environment variables of the command, beside a short list of our own
     cwd: the folder the command runs in
     agree: `agree(entry)` returns whether a server of a configuration file may be started
@@ -86,8 +86,8 @@ class AuthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Its authorization over HTTP, at the authorization server that it names. ${NAME} is a variable in every text."""
 
     grant: Annotated[
-        Literal["client_credentials"],
-        Meta(description="client_credentials: the gateway has a token of its own, for all callers."),
+        Literal["client_credentials", "user"],
+        Meta(description="client_credentials: one token, the gateway's own; user: each caller signs in for itself."),
     ]
     client_id: Annotated[str, Meta(description="The gateway's name there.")] = ""
     client_secret: Annotated[str, Meta(description="Its secret there, as ${NAME}.")] = ""
@@ -102,6 +102,10 @@ class AuthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scopes: Annotated[list[str] | None, Meta(description="All that may be asked for; nothing: what it requires.")] = (
         None
     )
+    client_metadata_url: Annotated[str, Meta(description="A document that says who the gateway is, with user.")] = ""
+    redirect: Annotated[
+        str, Meta(description="With user: where browsers come back to, if not at the gateway's own address.")
+    ] = ""
     audience: Annotated[
         str,
         Meta(description="What the token is for, if the authorization server knows it by another name than its URL."),
@@ -135,6 +139,8 @@ _AUTH_TEXTS = (
     "private_key_file",
     "signing_algorithm",
     "issuer",
+    "client_metadata_url",
+    "redirect",
     "audience",
 )
 
@@ -230,6 +236,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     limits: UpstreamRate = UpstreamRate()
     restarts: bool = True  # a command that has ended
     pauses: tuple[float, float] = (1.0, 60.0)  # seconds between two tries of what fails: the least, the most
+    is_of_users: bool = False  # each caller has a grant of its own
 
     @classmethod
     def of(cls, name: str, prefix: str, options: UpstreamOptions) -> Terms:
@@ -260,6 +267,7 @@ class Terms(Struct, frozen=True, kw_only=True):
             limits=limits,
             restarts=restart != "never",
             pauses=_pauses(f"{where}: restart", restart),
+            is_of_users=getattr(options.get("auth"), "is_of_users", False),
         )
 
 

@@ -39,6 +39,7 @@ from handrail.errors import (
 )
 from handrail.gateway.catalog import UpstreamCatalog, UpstreamTool
 from handrail.gateway.entries import failure_of, prompt_result, read_result, tool_result
+from handrail.gateway.grants import UserGrants
 from handrail.gateway.health import CircuitBreaker
 from handrail.gateway.lists import UpstreamLists
 from handrail.gateway.pool import SessionPool
@@ -54,9 +55,11 @@ from handrail.gateway.questions import (
 )
 from handrail.gateway.session import BridgedCall, UpstreamSession
 from handrail.gateway.settings import Terms
+from handrail.gateway.sign_in import SignIn
 from handrail.gateway.trust import Pins
 from handrail.guards.policy import hints
 from handrail.model import InputRequest, Object, ToolResult
+from handrail.oauth.client import OAuth, SignInRequired
 from handrail.revisions import Revision
 from handrail.text.controls import mask, one_line
 
@@ -76,7 +79,7 @@ State = Literal["new", "starting", "up", "down", "stopped"]
 class Upstream:
     """One upstream server. `target` names it and makes its transports; `index` is its place in the configuration.
 
-    `on_change` is called whenever it lists something else, or may.
+    `on_change` is called whenever it lists something else, or may. With `oauth` each caller has a grant of its own.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Upstream:
         pins: Pins,
         index: int,
         on_change: Callable[[], None],
+        oauth: OAuth | None = None,
     ) -> None:
         self.engine = engine
         self.on_change = on_change
@@ -100,11 +104,16 @@ class Upstream:
         self.revision = ""
         self.instructions = ""  # for models, as it gave them
         self.era: Literal["", "handshake", "stateless"] = ""
+        self.is_shared = False  # one connection serves all callers
         self.era_since = 0.0
         self.latency_ms = 0.0
         self.counts: Counter[str] = Counter()
         self.lossy: Counter[str] = Counter()
         self.is_stopped = False
+        self.sign_in: SignIn | None = None
+        if oauth is not None:
+            grants = UserGrants(engine, self.name, target.key, oauth, self.on_grant_change)
+            self.sign_in = SignIn(grants, terms, owner)
         self.catalog = UpstreamCatalog(engine, owner, terms, pins, index, self)
         self.pool = SessionPool(self)
         self.lists = UpstreamLists(self, self.pool, self.catalog)
@@ -124,7 +133,10 @@ class Upstream:
         breaker = self.pool.breaker(owner)
         self._check_open(state, owner, breaker)
         try:
-            raw, revision = await self._send(method, params, state, tool, owner, key)
+            if self.sign_in is None:
+                raw, revision = await self._send(method, params, state, tool, owner, key)
+            else:
+                raw, revision = await self._send_as_user(self.sign_in, method, params, call, tool, owner, key)
             result = _READERS[method](raw, revision, state.revision, state.entry)
         except PeerError as problem:
             self.counts["errors"] += 1
@@ -232,6 +244,24 @@ class Upstream:
             raise
         return raw, session.connection.revision or revision
 
+    async def _send_as_user(
+        self,
+        sign_in: SignIn,
+        method: str,
+        params: Object,
+        call: Call,
+        tool: ListedTool | None,
+        owner: str,
+        key: CapabilityKey,
+    ) -> tuple[Object, Revision]:
+        """Send a call with the grant of its caller; ask the caller for one that is missing or not taken any more."""
+        await sign_in.require(call)
+        try:
+            return await self._send(method, params, call._state, tool, owner, key)
+        except SignInRequired:
+            await sign_in.ask(call)
+        return await self._send(method, params, call._state, tool, owner, key)
+
     async def _raise_url_questions(self, problem: PeerError, state: CallState) -> None:
         """Pass on the pages that a call needs first (-32042) to callers that can open them."""
         if not isinstance(problem, RemoteProtocolError) or problem.code != _URL_REQUIRED:
@@ -292,6 +322,7 @@ class Upstream:
             if self.era:
                 log.warning("gateway: %s: speaks %s now, was %s", self.name, revision.name, self.revision)
             self.era, self.revision, self.era_since = era, revision.name, time.time()
+            self.is_shared = revision.stateless and not self.terms.is_of_users
             self.on_change()  # whose lists count is another question now
             if not revision.stateless:
                 self._stderr.clear()  # an old server complains of the probe for the newer protocol
@@ -299,6 +330,9 @@ class Upstream:
 
     def on_open_failed(self, problem: PeerError, owner: str) -> None:
         self._on_failure(problem, owner)
+        if self.sign_in is not None and isinstance(problem, AuthorizationError):  # that is the trouble of one caller
+            self.state = "new" if self.state == "starting" else self.state
+            return
         self.state, self.problem = "down", _problem_text(problem)
 
     def on_not_listed(self, problem: PeerError | Refused, owner: str) -> None:
@@ -363,6 +397,14 @@ class Upstream:
         """Pin these tools, by their own names, as they are listed now, with the classes a person has accepted."""
         self.catalog.accept(classes)
 
+    async def on_grant_change(self, principal: str) -> None:
+        """Use what a caller has signed in for, or has no longer: new connections, and lists of its own."""
+        assert self.sign_in is not None
+        self.pool.end_of(principal)
+        await self.lists.renew_for(principal, is_signed_in=await self.sign_in.grants.is_signed_in(principal))
+        self.on_change()
+        self.engine.announce_lists()
+
     # Updates of resources
 
     def watch(self, entry: ToolEntry, owner: str) -> None:
@@ -391,6 +433,8 @@ class Upstream:
         for task in self._watched.values():
             task.cancel()
         self.state = "new"
+        if self.sign_in is not None:
+            await self.sign_in.close()
         await self.pool.close()
         self.on_change()
 

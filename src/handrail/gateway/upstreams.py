@@ -83,10 +83,24 @@ class Upstreams:
                 raise ValueError(f'include {name!r}: restart: "never" is for a command; an address is only tried again')
             self.engine.guard_set.limit_upstream(name, terms.limits)
             pins = Pins(self._lock(options.get("lock")), name, target.label, terms.new, terms.pass_changes)
+            oauth = options.get("auth") if terms.is_of_users else None
+            if oauth is not None and not target.key.startswith(("http://", "https://")):
+                raise ValueError(f"include {name!r}: auth: callers sign in over HTTP; this server is a command")
             self._last_index += 1
             upstream = Upstream(
-                self.engine, self.owner, replace(target, name=name), terms, pins, self._last_index, self.on_change
+                self.engine,
+                self.owner,
+                replace(target, name=name),
+                terms,
+                pins,
+                self._last_index,
+                self.on_change,
+                oauth,
             )
+            if upstream.sign_in is not None:
+                self.engine.catalog.add(upstream.sign_in.entry)
+                if not self.engine.has_shared_key:
+                    log.warning("gateway: %s: sign-ins end with this process: set HANDRAIL_KEY to keep them", name)
             if (reason := self.engine.stops.get(("upstream", name))) is not None:
                 upstream.is_stopped, upstream.problem, upstream.state = True, reason, "stopped"
             self.by_name[name] = upstream
@@ -107,6 +121,8 @@ class Upstreams:
         await upstream.stop("its configuration was removed")
         upstream.catalog.withdraw()
         self.engine.guard_set.upstream_limits.pop(name, None)
+        if upstream.sign_in is not None:
+            self.engine.catalog.exchange([upstream.sign_in.entry], ())
         for each in self.by_name.values():
             each.catalog.judge_again()  # what had the same names may have them now
         self.on_change()
@@ -204,6 +220,12 @@ class Upstreams:
                 clean = strip_invisible(text) if sanitizer is None else sanitizer.text(strip_invisible(text))
                 parts.append(f"# {upstream.name}\n{clean}")
         return "\n\n".join(parts)[:MAX_ALL_INSTRUCTION_CHARS] if parts else own
+
+    async def finish_sign_in(self, name: str, query: str) -> tuple[int, str]:
+        upstream = self.by_name.get(name)
+        if upstream is None or upstream.sign_in is None:
+            return 404, "There is nothing here."
+        return await upstream.sign_in.grants.finish(query)
 
     def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
         self.by_name[entry.upstream].watch(entry, owner_of(peer.principal, peer.address))

@@ -17,15 +17,16 @@ import webbrowser
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
+from copy import copy
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from handrail.errors import AuthorizationError, Sent, TransportError
-from handrail.oauth.credentials import FileCredentials, MemoryCredentials
+from handrail.oauth.credentials import Credentials, FileCredentials, MemoryCredentials
 from handrail.oauth.flow import (
     INSUFFICIENT_SCOPE,
     OFFLINE_ACCESS,
@@ -36,6 +37,7 @@ from handrail.oauth.flow import (
     Discovered,
     Flow,
     OAuthClient,
+    PendingAuthorization,
     Token,
     TokenGrant,
     discover,
@@ -45,22 +47,18 @@ from handrail.oauth.flow import (
     validate_url,
 )
 from handrail.oauth.http import Outbound, Resolve, SingleFlight, require_aiohttp, resolve_host
-from handrail.protocol.http_rules import is_local
+from handrail.protocol.http_rules import PAGE, PAGE_FIELDS, is_local
 from handrail.suggest import texts
 
 log = logging.getLogger("handrail")
 
-__all__ = ["OAuth", "RedirectListener", "open_browser"]
+__all__ = ["OAuth", "RedirectListener", "SignInRequired", "open_browser"]
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_CONNECTIONS = 16
 READ_SECONDS = 10
-PAGE = """<!doctype html><meta charset="utf-8"><title>Handrail</title><p>{}</p>"""
-HEADERS = (
-    "Content-Type: text/html; charset=utf-8\r\nCache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
-    "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\nX-Content-Type-Options: nosniff\r\n"
-    "Connection: close\r\n"
-)
+HEADERS = "".join(f"{name.decode().title()}: {value.decode()}\r\n" for name, value in PAGE_FIELDS)
+HEADERS += "Connection: close\r\n"
 RESPONSES = {
     200: ("OK", "The answer has arrived. You can close this window."),
     400: ("Bad Request", "This is not the answer to a question that was asked."),
@@ -182,6 +180,10 @@ Browser = Callable[[str, str], BrowserResult | Awaitable[BrowserResult]]
 T = TypeVar("T")
 
 
+class SignInRequired(AuthorizationError):
+    """A caller of a gateway has to sign in at the authorization server first."""
+
+
 class OAuth:
     """Authorization for `Client(url, auth=OAuth(…))`, at the authorization server that the MCP server names.
 
@@ -211,7 +213,7 @@ class OAuth:
         folder: str | os.PathLike[str] | None = None,
         private_key: str | None = None,
         signing_algorithm: str | None = None,
-        grant: Literal["authorization_code", "client_credentials"] = "authorization_code",
+        grant: Literal["authorization_code", "client_credentials", "user"] = "authorization_code",
         timeout: float = 300,
         clock: Callable[[], float] = time.time,
         resolve: Resolve = resolve_host,
@@ -246,17 +248,66 @@ class OAuth:
             redirect=redirect,
         )
         self._issuer, self._uses_client_credentials = issuer, grant == "client_credentials"
+        self.is_of_users = grant == "user"
+        if self.is_of_users and (browser is not None or folder is not None):
+            raise ValueError("grant='user': each caller of a gateway signs in; leave browser and folder out")
         self._browser, self._timeout, self._clock, self._resolve = browser, timeout, clock, resolve
-        self._credentials = MemoryCredentials() if folder is None else FileCredentials(os.path.expanduser(folder))
+        self._credentials: Credentials = MemoryCredentials()
+        if folder is not None:
+            self._credentials = FileCredentials(os.path.expanduser(folder))
+        self._on_sign_in_required: Callable[[Challenge], None] | None = None
         self._servers: dict[str, _ServerState] = {}
         self._single_flight = SingleFlight()
 
     def __repr__(self) -> str:
         return f"OAuth({self._oauth_client.client_id or self._oauth_client.metadata_url!r})"
 
+    def of_user(self, credentials: Credentials, on_sign_in_required: Callable[[Challenge], None]) -> OAuth:
+        """Return the same for one caller of a gateway, who is never asked here: SignInRequired says that it has to be.
+
+        `begin_sign_in` returns the page to open, and `finish_sign_in` takes the URL of the redirect, perhaps in another
+        process.
+        """
+        of_user = copy(self)
+        of_user.is_of_users, of_user._credentials, of_user._servers = False, credentials, {}
+        of_user._single_flight, of_user._on_sign_in_required = SingleFlight(), on_sign_in_required
+        return of_user
+
+    async def begin_sign_in(
+        self, url: str, challenge: Challenge, redirect: str, state: str, registration: ClientRegistration | None
+    ) -> PendingAuthorization:
+        """Return the authorization request for the user of the MCP server at `url`."""
+        server = await self._server(url)
+        discovery = await self._run(server, discover(url, challenge, self._issuer))
+        client = await self._run(server, self._oauth_client.register(discovery, redirect, registration))
+        held = server.grant.token.asked if server.grant else ()
+        scopes = self._oauth_client.scopes_to_request(challenge, discovery, held)
+        return self._oauth_client.authorization_request(discovery, client, redirect, scopes, state)
+
+    async def finish_sign_in(self, url: str, pending: PendingAuthorization, back: str) -> TokenGrant:
+        """Return the grant of a user who came back to the URL `back`; it is not stored yet."""
+        return await self._run(await self._server(url), self._oauth_client.redeem(pending, back))
+
+    def loopback_redirect(self, registration: ClientRegistration | None) -> str:
+        """Return the redirect URL on this machine, with the port of a registration if there is one."""
+        return self._oauth_client.redirect_for(registration)
+
+    @property
+    def redirect(self) -> str:
+        """The redirect URL of the options."""
+        return self._oauth_client.redirect
+
+    async def is_signed_in(self, url: str) -> bool:
+        """Return whether there is a grant; it may have expired, and be refreshed when it is used."""
+        return (await self._server(url)).grant is not None
+
     async def headers(self, url: str) -> dict[str, str]:
         """Return the headers of a request to the MCP server at `url`; the token is renewed before it expires."""
-        server = self._server(url)
+        if self.is_of_users:
+            raise AuthorizationError(
+                "grant='user' is for the callers of a gateway; a client has one user: leave it out"
+            )
+        server = await self._server(url)
         if (grant := server.grant) and grant.token.renew_at <= self._clock():
             try:
                 await self._single_flight.do(server.key, partial(self._renew, server, grant))
@@ -278,7 +329,7 @@ class OAuth:
         bearer_challenge = read_challenge(challenge)
         if status != 401 and not (status == 403 and bearer_challenge.error == INSUFFICIENT_SCOPE):
             return False
-        server = self._server(url)
+        server = await self._server(url)
         at, used = LAST_USED.get()
         if at is not server:  # this task has asked for no headers: assume the current token
             used = server.grant.token if server.grant else None
@@ -303,12 +354,15 @@ class OAuth:
         """Cancel all authorizations under way; requests that wait for one fail."""
         await self._single_flight.close()
 
-    def _server(self, url: str) -> _ServerState:
+    async def _server(self, url: str) -> _ServerState:
         if (server := self._servers.get(url)) is None:
             validate_url(url.partition("#")[0], "the server's URL", local=True)
             client_name = self._oauth_client.client_id or self._oauth_client.metadata_url
             key = "\n".join((url, client_name, str(self._uses_client_credentials)))
-            server = self._servers[url] = _ServerState(url, key, next(iter(self._credentials.load(key)), None))
+            loaded = await self._credentials.load(key)
+            server = self._servers.setdefault(url, _ServerState(url, key, next(iter(loaded), None)))
+        elif self._credentials.is_live:
+            server.grant = next(iter(await self._credentials.load(server.key)), None)
         return server
 
     def _is_better(self, grant: TokenGrant | None, used: Token | None, challenge: Challenge) -> bool:
@@ -323,9 +377,12 @@ class OAuth:
     async def _renew(self, server: _ServerState, old: TokenGrant) -> None:
         """Renew the token before it expires, without the user and without discovery at the server."""
         async with self._credentials.lock(server.key):
-            grants = self._credentials.load(server.key)
+            grants = await self._credentials.load(server.key)
             if grants and grants[0].token.access != old.token.access:
                 server.grant = grants[0]  # another process was faster
+                return
+            if self._credentials.is_live and not grants:
+                server.grant = None  # it was revoked
                 return
             if old.token.refresh:
                 try:
@@ -344,10 +401,12 @@ class OAuth:
 
     async def _reauthorize(self, server: _ServerState, used: Token | None, challenge: Challenge) -> None:
         """Get a token after a refusal. The server may name another authorization server by now: discover it again."""
+        if self._on_sign_in_required is not None and server.grant is None:
+            self._raise_sign_in_required(server, challenge)
         discovery = await self._run(server, discover(server.url, challenge, self._issuer))
         issuer = discovery.server.issuer
         async with self._credentials.lock(server.key):
-            grants = self._credentials.load(server.key)
+            grants = await self._credentials.load(server.key)
             stored_grant = next((grant for grant in grants if grant.issuer == issuer), None)
             # Not the old grant of an authorization server that was replaced and is back, if it can be refreshed.
             is_current = stored_grant is not None and (stored_grant is grants[0] or not stored_grant.token.refresh)
@@ -383,6 +442,8 @@ class OAuth:
                     server.last_refreshed = grant.token
                     await self._store_grant(server, grant, locked=True)
                     return
+        if self._on_sign_in_required is not None:
+            self._raise_sign_in_required(server, challenge)
         spent = used or (stored_grant.token if stored_grant else None)
         has_expired = spent is not None and spent.expires_at <= self._clock()
         server.check_flow_limit(self._clock())
@@ -394,6 +455,11 @@ class OAuth:
         await self._store_grant(server, grant)
         if not has_expired:  # replacing an expired token is normal and does not count
             server.flows.append((self._clock(), bool(used and {*grant.token.granted} - {*used.granted})))
+
+    def _raise_sign_in_required(self, server: _ServerState, challenge: Challenge) -> NoReturn:
+        assert self._on_sign_in_required is not None
+        self._on_sign_in_required(challenge)
+        raise SignInRequired(f"{origin(server.url)} wants its user to sign in")
 
     async def _authorize_user(
         self,
@@ -425,8 +491,11 @@ class OAuth:
         server.grant = grant
         try:
             async with nullcontext() if locked else self._credentials.lock(server.key):
-                others = [each for each in self._credentials.load(server.key) if each.issuer != grant.issuer]
-                await asyncio.to_thread(self._credentials.save, server.key, [grant, *others][:MAX_ISSUERS])
+                others = [each for each in await self._credentials.load(server.key) if each.issuer != grant.issuer]
+                await self._credentials.save(server.key, [grant, *others][:MAX_ISSUERS])
+        except SignInRequired:
+            server.grant = None  # it was revoked meanwhile
+            raise
         except AuthorizationError as failed:  # it is usable all the same, for the lifetime of this process
             log.warning("oauth: token for %s not stored: %s", origin(server.url), failed)
 

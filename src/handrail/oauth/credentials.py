@@ -14,9 +14,10 @@ import secrets
 import stat
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct, json
 
@@ -26,7 +27,7 @@ from handrail.oauth.flow import TokenGrant
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["FileCredentials", "MemoryCredentials"]
+__all__ = ["Credentials", "FileCredentials", "MemoryCredentials"]
 
 log = logging.getLogger("handrail")
 
@@ -34,16 +35,30 @@ MAX_FILE_BYTES = 1024 * 1024
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.01, 0.2
 
 
+class Credentials(Protocol):
+    """Where grants are kept."""
+
+    is_live: bool
+    """Others add grants and revoke them at any time, so they are read before each request."""
+
+    async def load(self, key: str) -> list[TokenGrant]: ...
+    async def save(self, key: str, grants: list[TokenGrant]) -> None: ...
+    def lock(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Hold the lock of `key` among all processes: a refresh token that is used twice is lost."""
+
+
 class MemoryCredentials:
     """Grants that last as long as the process."""
+
+    is_live = False
 
     def __init__(self) -> None:
         self._grants: dict[str, list[TokenGrant]] = {}
 
-    def load(self, key: str) -> list[TokenGrant]:
+    async def load(self, key: str) -> list[TokenGrant]:
         return self._grants.get(key, [])
 
-    def save(self, key: str, grants: list[TokenGrant]) -> None:
+    async def save(self, key: str, grants: list[TokenGrant]) -> None:
         self._grants[key] = grants
 
     def lock(self, key: str) -> nullcontext[None]:
@@ -57,14 +72,19 @@ class FileCredentials:
     user has to log in again.
     """
 
+    is_live = False
+
     def __init__(self, folder: str | os.PathLike[str], *, lock_seconds: float = 60) -> None:
         if sys.platform == "win32":
             raise NotImplementedError("credentials in a folder need a system with POSIX permissions")
         self._folder = Path(folder)
         self._lock_seconds = lock_seconds
 
-    def load(self, key: str) -> list[TokenGrant]:
+    async def load(self, key: str) -> list[TokenGrant]:
         """Return the grants that any process saved last."""
+        return await asyncio.to_thread(self._load, key)
+
+    def _load(self, key: str) -> list[TokenGrant]:
         name = _name(key)
         with self._open_folder() as folder:
             try:
@@ -78,8 +98,11 @@ class FileCredentials:
                 log.warning("oauth: credentials file %s malformed (%s), set aside", self._folder / name, error_name)
                 return []
 
-    def save(self, key: str, grants: list[TokenGrant]) -> None:
+    async def save(self, key: str, grants: list[TokenGrant]) -> None:
         """Replace the grants under `key`; they are on the disk when this returns."""
+        await asyncio.to_thread(self._save, key, grants)
+
+    def _save(self, key: str, grants: list[TokenGrant]) -> None:
         name, draft = _name(key), f".{secrets.token_hex(8)}"
         with self._open_folder() as folder:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
@@ -97,7 +120,6 @@ class FileCredentials:
 
     @asynccontextmanager
     async def lock(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock of `key` among all processes: a refresh token that is used twice is lost."""
         name = f"{_name(key)}.lock"
         with self._open_folder() as folder:
             descriptor = self._open_checked(name, os.O_RDWR | os.O_CREAT, folder)

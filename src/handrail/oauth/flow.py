@@ -40,6 +40,7 @@ __all__ = [
     "FlowRequest",
     "FlowResponse",
     "OAuthClient",
+    "PendingAuthorization",
     "ServerMetadata",
     "Token",
     "TokenGrant",
@@ -307,6 +308,18 @@ class TokenGrant(Struct, frozen=True):
     token: Token
 
 
+class PendingAuthorization(Redacted, frozen=True):
+    """An authorization request whose user has not come back yet, with what redeems the code."""
+
+    url: str  # the page to open
+    state: str
+    verifier: str
+    redirect: str
+    scopes: tuple[str, ...]
+    client: ClientRegistration
+    discovery: Discovered
+
+
 class AuthorizationServerError(AuthorizationError):
     """The authorization server refused; `error` is its error code."""
 
@@ -368,9 +381,16 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
         self, discovery: Discovered, client: ClientRegistration, redirect: str, scopes: tuple[str, ...]
     ) -> Flow[TokenGrant]:
         """Get a token by the consent of the user."""
-        server = discovery.server
-        endpoint = _check_code_flow(server)
-        state, verifier = self.random(), self.random()
+        pending = self.authorization_request(discovery, client, redirect, scopes, self.random())
+        back: str = yield AuthorizationRequest(pending.url, pending.state, discovery.server.issuer)
+        return (yield from self.redeem(pending, back))
+
+    def authorization_request(
+        self, discovery: Discovered, client: ClientRegistration, redirect: str, scopes: tuple[str, ...], state: str
+    ) -> PendingAuthorization:
+        """Return the request for the consent of the user; `state` cannot be guessed, and is used once."""
+        endpoint = _check_code_flow(discovery.server)
+        verifier = self.random()
         challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
         query = {
             "response_type": "code",
@@ -387,15 +407,20 @@ class OAuthClient(Redacted, frozen=True, kw_only=True):
             query["audience"] = self.audience
         if OFFLINE_ACCESS in scopes:
             query["prompt"] = "consent"  # OpenID Connect Core, section 11
-        back: str = yield AuthorizationRequest(_with_query(endpoint, query), state, server.issuer)
+        url = _with_query(endpoint, query)
+        return PendingAuthorization(url, state, verifier, redirect, scopes, client, discovery)
+
+    def redeem(self, pending: PendingAuthorization, back: str) -> Flow[TokenGrant]:
+        """Get the token for which the user came back to the URL `back`."""
+        discovery = pending.discovery
         fields = {
             "grant_type": "authorization_code",
-            "code": _authorization_code(back, redirect, state, server),
-            "redirect_uri": redirect,
-            "code_verifier": verifier,
+            "code": _authorization_code(back, pending.redirect, pending.state, discovery.server),
+            "redirect_uri": pending.redirect,
+            "code_verifier": pending.verifier,
             "resource": discovery.resource,
         }
-        return (yield from self._request_grant(discovery, client, fields, scopes))
+        return (yield from self._request_grant(discovery, pending.client, fields, pending.scopes))
 
     def client_credentials(self, discovery: Discovered, scopes: tuple[str, ...]) -> Flow[TokenGrant]:
         """Get a token for the client itself."""

@@ -27,6 +27,15 @@ Headers = Mapping[bytes, bytes]
 SESSION = b"mcp-session-id"
 PROTOCOL = b"mcp-protocol-version"
 ORIGIN = b"origin"
+CONNECT_PATH = "/connect/"  # below the endpoint, before the name of an upstream: where browsers come back to
+PAGE = """<!doctype html><meta charset="utf-8"><title>Handrail</title><p>{}</p>"""
+PAGE_FIELDS = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+]
 
 # Headers that must not occur twice: two readers of one request could read two different values.
 _SINGLE_HEADERS = frozenset((b"authorization", b"content-type", b"host", b"last-event-id", ORIGIN, SESSION))
@@ -64,6 +73,12 @@ def is_secure_url(url: str) -> bool:
     parts = urlsplit(url)
     is_http_here = parts.scheme == "http" and is_local(url)
     return bool(parts.hostname) and parts.username is None and (parts.scheme == "https" or is_http_here)
+
+
+def base_url(scope: Mapping[str, Any], headers: Headers) -> str:
+    """Return the address of the server of an ASGI request, as its client knows it."""
+    host = headers.get(b"host", b"").decode("latin-1")
+    return f"{scope.get('scheme', 'http')}://{host}{scope.get('root_path', '')}"
 
 
 def headers_of(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Headers, str]:

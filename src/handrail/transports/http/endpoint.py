@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 from urllib.parse import unquote
 
@@ -96,7 +97,9 @@ class Endpoint:
             await self.monitor(self._process, scope, receive, send)
             return
         exchange = self._admit(scope, receive, send, *http.headers_of(scope["headers"]))
-        if exchange.response.whole is None and (self.auth is None or await self._identify(exchange)):
+        if exchange.handler is not None:
+            await exchange.handler(exchange)
+        elif exchange.response.whole is None and (self.auth is None or await self._identify(exchange)):
             try:
                 await self._handlers[scope["method"]](exchange)
             except StoreError as problem:
@@ -128,7 +131,9 @@ class Endpoint:
         await self._serve(self._admit(scope, receive, send, *http.headers_of(scope["headers"])))
 
     async def _serve(self, exchange: Exchange) -> None:
-        if exchange.response.whole is None and (self.auth is None or await self._identify(exchange)):
+        if exchange.handler is not None:
+            await exchange.handler(exchange)
+        elif exchange.response.whole is None and (self.auth is None or await self._identify(exchange)):
             if self.monitor is not None:
                 self.monitor.attach(exchange)
             try:
@@ -185,6 +190,8 @@ class Endpoint:
         elif path.startswith("/readyz/") and self.engine.upstreams is not None:
             is_up = self.engine.upstreams.is_up(unquote(path.removeprefix("/readyz/")))
             exchange.response.respond_text(200 if is_up else 503, "up" if is_up else "not up")
+        elif path.startswith(self.path + http.CONNECT_PATH) and method == "GET" and self.engine.upstreams is not None:
+            exchange.handler = partial(self._finish_sign_in, path.removeprefix(self.path + http.CONNECT_PATH))
         elif path == METADATA_PATH + self.path and metadata is not None:
             exchange.response.respond(200, JSON, encode({"resource": exchange.base_url + self.path, **metadata}))
         elif path not in (self.path, "/sse"):
@@ -196,6 +203,20 @@ class Endpoint:
             exchange.respond_stopping()
         elif method not in self._handlers:
             exchange.response.respond_text(405, "Method not allowed", [(b"allow", ", ".join(self._handlers).encode())])
+
+    async def _finish_sign_in(self, name: str, exchange: Exchange) -> None:
+        """Respond to a browser that comes back from the authorization server of an upstream."""
+        assert self.engine.upstreams is not None
+        try:
+            self.engine.guard_set.charge_request(ANONYMOUS, exchange.peer)
+            query = exchange.scope.get("query_string", b"").decode("latin-1")
+            status, text = await self.engine.upstreams.finish_sign_in(name, query)
+        except Refused as refused:
+            status, text = 429, refused.text
+        except HandrailError as problem:
+            status, text = 503, "The sign-in cannot be finished now; the log of the server says why."
+            log.error("http: a sign-in to %.100s was not finished: %s", name, problem)
+        exchange.response.respond(status, http.PAGE_FIELDS, http.PAGE.format(text).encode())
 
     async def startup(self) -> None:
         """Enter the server's lifespan, at the ASGI lifespan event or at the first request."""

@@ -22,7 +22,7 @@ from handrail.jsonrpc import Message
 from handrail.model import Json, Principal
 from handrail.protocol import framing as sse, http_rules as http
 from handrail.protocol.connection import Connection
-from handrail.protocol.http_rules import ORIGIN, PROTOCOL, Headers
+from handrail.protocol.http_rules import ORIGIN, PROTOCOL, Headers, base_url
 from handrail.protocol.trace import NO_TRACE, trace_headers
 from handrail.stores import StoreError
 
@@ -347,6 +347,7 @@ class Exchange:
     wants_json = True
     task: asyncio.Task[Any] | None = None  # in which the response is written, if that takes a while
     cycle: RequestResponseCycle | None = None  # of the own listener, which takes a response at any time
+    handler: Callable[[Exchange], Awaitable[None]] | None = None  # of a request that is no message
     _disconnect_task: asyncio.Task[None] | None = None
 
     def __init__(self, endpoint: EndpointState, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
@@ -362,8 +363,7 @@ class Exchange:
     @property
     def base_url(self) -> str:
         """The address of the server, as the client knows it."""
-        scheme, root = self.scope.get("scheme", "http"), self.scope.get("root_path", "")
-        return f"{scheme}://{self.header(b'host')}{root}"
+        return base_url(self.scope, self.headers)
 
     @property
     def peer(self) -> str:
@@ -384,6 +384,7 @@ class Exchange:
         conversation.address, conversation.raw_message = self.peer, self.raw
         conversation.is_identified = endpoint.auth is not None
         conversation.headers = headers = self.headers
+        conversation.scope, conversation.path = self.scope, endpoint.path
         conversation.trace_headers = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
         if b"authorization" in headers:  # a tool must not see it
             conversation.headers = {name: headers[name] for name in headers if name != b"authorization"}

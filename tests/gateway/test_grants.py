@@ -1,0 +1,454 @@
+"""Upstreams that each caller signs in to for itself: no token is used for another, and none is seen anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from authorized_upstream import Upstream, authorized_upstream, name_of
+from handrail import Server
+from handrail.auth import ApiKeys, OAuth
+from handrail.gateway.sign_in import SignIn
+from handrail.guards import Policy, Rule
+from patience import PATIENCE
+from requirements import requirement
+from servers_http import served
+from servers_listen import listening
+from wires_gateway import LegWire, failure_of, text_of
+
+Json = Any
+Object = dict[str, Any]
+Ran = Callable[[str, str], None]
+
+R3, R4, R5 = "2025-06-18", "2025-11-25", "2026-07-28"
+ABLE: Object = {"elicitation": {"form": {}, "url": {}}}
+KEYS = {name: ApiKeys.new() for name in ("alice", "bob")}
+SEAL = sha256(b"the processes of one gateway").digest()
+CODE = re.compile(r"<h1>([A-Z2-9]{4}-[A-Z2-9]{4})</h1>")
+
+by_caller = pytest.mark.parametrize("revision", [R4, R5])
+by_upstream = pytest.mark.parametrize("upstream_revision", [R3, R5])
+
+
+class House:
+    """A gateway over HTTP for two callers, in front of an upstream that each signs in to."""
+
+    def __init__(self, upstream: Upstream, folder: Path) -> None:
+        self.upstream = upstream
+        self.folder = folder
+        self.url = ""
+        self.server: Server
+
+    @asynccontextmanager
+    async def serving(self, **auth: Any) -> AsyncIterator[House]:
+        """A process of the gateway: all have one store and one key."""
+        self.server = Server(
+            "house", policy=Policy([Rule(verdict="allow")]), rates=None, keys=[SEAL], audit=self.folder / "state.db"
+        )
+        self.server.include(
+            self.upstream.url, name="box", prefix="box_", trusted=True, new="allow", auth=OAuth(grant="user", **auth)
+        )
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.server.serving())
+            endpoint = self.server.asgi(auth=ApiKeys({name: stored for name, (_, stored) in KEYS.items()}))
+            self.url = await stack.enter_async_context(served(endpoint))
+            yield self
+
+    @asynccontextmanager
+    async def caller(self, name: str, revision: str, capabilities: Object | None = None) -> AsyncIterator[LegWire]:
+        wire = LegWire(revision, self.url, "http")
+        wire.extra = {"Authorization": f"Bearer {KEYS[name][0]}"}
+        try:
+            await wire.open(ABLE if capabilities is None else capabilities)
+            yield wire
+        finally:
+            await wire.close()
+
+
+@asynccontextmanager
+async def house(folder: Path, upstream_revision: str = R3, **options: Any) -> AsyncIterator[House]:
+    async with authorized_upstream([upstream_revision], **options) as upstream, House(upstream, folder).serving() as it:
+        yield it
+
+
+@asynccontextmanager
+async def twins(folder: Path) -> AsyncIterator[tuple[House, House]]:
+    """Two processes of one gateway."""
+    async with (
+        authorized_upstream() as upstream,
+        House(upstream, folder).serving() as one,
+        House(upstream, folder).serving() as two,
+    ):
+        yield one, two
+
+
+async def open_page(url: str) -> tuple[int, str]:
+    """What a browser shows."""
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        assert response.headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
+        return response.status, await response.text()
+
+
+async def sign_in(house: House, url: str) -> str:
+    """Sign in with a browser; the code on the page at the end."""
+    home = house.upstream.home
+    status, page = await open_page(await home.paste(url, urlsplit(url).netloc))
+    assert status == 200, page
+    match = CODE.search(page)
+    assert match is not None, page
+    return match[1]
+
+
+class Asked:
+    """A call of a tool, and the questions that the caller is asked on its way."""
+
+    def __init__(self, wire: LegWire, tool: str, arguments: Object) -> None:
+        self.wire = wire
+        self.params: Object = {"name": tool, "arguments": arguments}
+        self.ident = 0
+        self._key: Json = None
+        self._state = ""
+
+    async def question(self) -> Object:
+        """The params of the next question."""
+        if not self.ident:
+            self.ident = await self.wire.ask("tools/call", self.params)
+        if not self.wire.stateless:
+            asked = await self.wire.notice("elicitation/create")
+            self._key = asked["id"]
+            return dict(asked["params"])
+        result = (await self.wire.answer(self.ident))["result"]
+        assert result.get("resultType") == "input_required", result
+        ((self._key, asked),) = result["inputRequests"].items()
+        self._state = result["requestState"]
+        return dict(asked["params"])
+
+    async def reply(self, action: str = "accept", **content: Json) -> None:
+        given = {"action": action, **({"content": content} if content else {})}
+        if not self.wire.stateless:
+            await self.wire.send({"jsonrpc": "2.0", "id": self._key, "result": given})
+            return
+        params = {**self.params, "requestState": self._state, "inputResponses": {self._key: given}}
+        self.ident = await self.wire.ask("tools/call", params)
+
+    async def answer(self) -> Object:
+        if not self.ident:
+            self.ident = await self.wire.ask("tools/call", self.params)
+        return await self.wire.answer(self.ident)
+
+
+async def tools_of(wire: LegWire) -> list[str]:
+    return [tool["name"] for tool in (await wire.request("tools/list", {}))["result"]["tools"]]
+
+
+async def signed_in(house: House, wire: LegWire, tool: str = "sign_in_to_box", **arguments: Json) -> Object:
+    """The answer to a call whose caller signs in on its way."""
+    asked = Asked(wire, tool, arguments)
+    page = await asked.question()
+    assert page["mode"] == "url"
+    await asked.reply()
+    form = await asked.question()
+    assert [*form["requestedSchema"]["properties"]] == ["code"]
+    await asked.reply(code=await sign_in(house, page["url"]))
+    return await asked.answer()
+
+
+@requirement("GW-08", "P-24")
+@by_caller
+@by_upstream
+async def test_each_caller_signs_in_and_only_its_token_is_used_for_it(
+    tmp_path: Path, revision: str, upstream_revision: str, ran: Ran
+) -> None:
+    ran(revision, "http")
+    async with house(tmp_path, upstream_revision) as rig, rig.caller("alice", revision) as alice:
+        assert await tools_of(alice) == ["sign_in_to_box"]
+        assert text_of(await signed_in(rig, alice)) == "You are signed in to box."
+        assert await tools_of(alice) == ["box_whoami", "box_write"]
+        async with rig.caller("bob", revision) as bob:
+            assert await tools_of(bob) == ["sign_in_to_box"]
+            assert "sign_in_to_box" in str(await bob.call("box_whoami", {"mark": "bob"}))
+            assert not rig.upstream.seen
+            assert text_of(await signed_in(rig, bob)) == "You are signed in to box."
+            names = {
+                text_of(await wire.call("box_whoami", {"mark": mark}))
+                for _ in range(3)
+                for wire, mark in ((alice, "alice"), (bob, "bob"))
+            }
+        tokens = {mark: {token for token, other in rig.upstream.seen if other == mark} for mark in ("alice", "bob")}
+        assert [len(each) for each in tokens.values()] == [1, 1] and not tokens["alice"] & tokens["bob"]
+        assert names == {name_of(token) for each in tokens.values() for token in each}
+
+
+async def whoami(wire: LegWire) -> Object:
+    return await wire.call("box_whoami")
+
+
+# Whose sign-in it is
+
+
+@requirement("P-25", "P-26", "GW-08")
+@by_caller
+async def test_a_sign_in_of_another_person_counts_only_with_the_code_of_its_page(
+    tmp_path: Path, revision: str, ran: Ran
+) -> None:
+    """Alice sends her link to Bob, who signs in: his account is not hers to use."""
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", revision) as alice, rig.caller("bob", revision) as bob:
+        asked = Asked(alice, "sign_in_to_box", {})
+        link = (await asked.question())["url"]
+        await asked.reply()
+        await asked.question()
+        code = await sign_in(rig, link)
+        await asked.reply(code="AAAA-AAAA")
+        assert "not the code on the page" in failure_of(await asked.answer())
+        assert "not the code on the page" in failure_of(await bob.call("sign_in_to_box", {"code": code}))
+        assert await tools_of(alice) == ["sign_in_to_box"] and not rig.upstream.offered
+        assert text_of(await alice.call("sign_in_to_box", {"code": f" {code.lower()} "})) == "You are signed in to box."
+
+
+async def test_a_code_cannot_be_guessed(tmp_path: Path) -> None:
+    async with house(tmp_path) as rig, rig.caller("alice", R5) as alice:
+        asked = Asked(alice, "sign_in_to_box", {})
+        code = await sign_in(rig, (await asked.question())["url"])
+        for number in range(5):
+            assert "not the code" in failure_of(await alice.call("sign_in_to_box", {"code": f"AAAA-AAA{number + 2}"}))
+        assert "not the code" in failure_of(await alice.call("sign_in_to_box", {"code": code}))
+        assert not rig.upstream.offered
+
+
+@requirement("P-25", "P-26")
+async def test_a_redirect_counts_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as rig, rig.caller("alice", R5) as alice:
+        home = rig.upstream.home
+        url = (await Asked(alice, "sign_in_to_box", {}).question())["url"]
+        back = await home.paste(url, urlsplit(url).netloc)
+        assert (await open_page(back))[0] == 200
+        for again in (back, back.replace("code=", "code=x"), back.replace("/box?", "/other?")):
+            status, page = await open_page(again)
+            assert status in (400, 404) and not CODE.search(page)
+        assert home.count("/token") == 1
+
+
+CHANGES: dict[str, Callable[[str], str]] = {
+    "issuer": lambda back: re.sub(r"iss=[^&]*", "iss=https%3A%2F%2Fother.example", back),
+    "no issuer": lambda back: re.sub(r"&?iss=[^&]*", "", back),
+    "state": lambda back: re.sub(r"state=..", "state=AA", back),
+    "no state": lambda back: re.sub(r"state=[^&]*&?", "", back),
+    "two states": lambda back: f"{back}&state=x",
+    "error": lambda back: re.sub(r"code=[^&]*", "error=access_denied&error_description=%3Cb%3E", back),
+}
+
+
+@requirement("P-25", "P-26")
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_redirect_that_was_changed_gets_no_token(tmp_path: Path, change: str) -> None:
+    async with house(tmp_path) as rig, rig.caller("alice", R5) as alice:
+        home = rig.upstream.home
+        url = (await Asked(alice, "sign_in_to_box", {}).question())["url"]
+        status, page = await open_page(CHANGES[change](await home.paste(url, urlsplit(url).netloc)))
+        assert status == 400 and not CODE.search(page) and "<b>" not in page
+        assert home.count("/token") == 0
+
+
+@requirement("P-25", "P-26")
+async def test_a_code_of_the_authorization_server_is_good_for_its_own_sign_in_only(tmp_path: Path) -> None:
+    async with house(tmp_path) as rig, rig.caller("alice", R5) as alice, rig.caller("bob", R5) as bob:
+        home, backs = rig.upstream.home, []
+        for wire in (alice, bob):
+            url = (await Asked(wire, "sign_in_to_box", {}).question())["url"]
+            backs.append(await home.paste(url, urlsplit(url).netloc))
+        [code] = re.findall(r"code=([^&]*)", backs[0])
+        status, page = await open_page(re.sub(r"code=[^&]*", f"code={code}", backs[1]))
+        assert status == 400 and "You are not signed in" in page and not home.issued
+
+
+# How a caller is brought to it
+
+
+@by_caller
+async def test_a_call_asks_when_the_upstream_takes_the_grant_no_longer_and_goes_on_then(
+    tmp_path: Path, revision: str, ran: Ran
+) -> None:
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", revision) as alice:
+        rig.upstream.home.gives_refresh = False
+        await signed_in(rig, alice)
+        first = text_of(await whoami(alice))
+        for issued in rig.upstream.home.issued.values():
+            issued.expires_at = 0
+        second = text_of(await signed_in(rig, alice, "box_whoami"))
+        assert second.startswith("user-") and second != first
+        assert text_of(await whoami(alice)) == second
+
+
+@by_caller
+async def test_a_call_asks_for_a_scope_that_the_upstream_wants(tmp_path: Path, revision: str, ran: Ran) -> None:
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", revision) as alice:
+        await signed_in(rig, alice)
+        assert text_of(await signed_in(rig, alice, "box_write")).startswith("user-")
+        assert any(fields.get("scope") == "write" for path, fields in rig.upstream.home.asked if path == "/authorize")
+
+
+@by_caller
+async def test_a_caller_may_decline(tmp_path: Path, revision: str, ran: Ran) -> None:
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", revision) as alice:
+        for answers in (["decline"], ["accept", "cancel"]):
+            asked = Asked(alice, "sign_in_to_box", {})
+            for action in answers:
+                await asked.question()
+                await asked.reply(action)
+            assert failure_of(await asked.answer()) == "You have not signed in to box. Nothing was done."
+
+
+@pytest.mark.parametrize("revision", [R3, R4, R5])
+async def test_a_client_that_takes_no_questions_gets_the_page_from_the_tool(
+    tmp_path: Path, revision: str, ran: Ran
+) -> None:
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", revision, {}) as alice:
+        assert await tools_of(alice) == ["sign_in_to_box"]
+        text = text_of(await alice.call("sign_in_to_box"))
+        [url] = re.findall(r"http://\S+", text)
+        assert "then call sign_in_to_box with the code on the page" in text
+        assert text_of(await alice.call("sign_in_to_box")) == text  # the same page
+        code = await sign_in(rig, url)
+        assert "call sign_in_to_box with the code" in failure_of(await alice.call("sign_in_to_box"))
+        assert text_of(await alice.call("sign_in_to_box", {"code": code})) == "You are signed in to box."
+        assert text_of(await whoami(alice)).startswith("user-")
+
+
+async def test_a_client_that_cannot_be_asked_on_its_stream_gets_the_page_as_an_error(tmp_path: Path, ran: Ran) -> None:
+    ran(R4, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", R4) as alice:
+        alice.extra["Accept"] = "application/json"
+        error = (await alice.call("sign_in_to_box"))["error"]
+        [page] = error["data"]["elicitations"]
+        assert (error["code"], page["mode"]) == (-32042, "url") and page["elicitationId"]
+        code = await sign_in(rig, page["url"])
+        assert "call sign_in_to_box with the code" in failure_of(await alice.call("sign_in_to_box"))
+        assert text_of(await alice.call("sign_in_to_box", {"code": code})) == "You are signed in to box."
+
+
+@requirement("GW-08")
+@by_caller
+async def test_an_anonymous_caller_has_no_grant_and_is_told_why(tmp_path: Path, revision: str, ran: Ran) -> None:
+    ran(revision, "http")
+    async with authorized_upstream() as upstream:
+        server = Server("house", rates=None, policy=Policy([Rule(verdict="allow")]))
+        server.include(upstream.url, name="box", prefix="box_", auth=OAuth(grant="user"))
+        async with server.serving(), listening(server.asgi()) as url:
+            wire = LegWire(revision, f"{url}/mcp", "http")
+            await wire.open(ABLE)
+            assert await tools_of(wire) == []
+            for tool in ("box_whoami", "sign_in_to_box"):
+                assert "this caller is anonymous: a grant needs an owner" in str(await wire.call(tool))
+            await wire.close()
+        assert not upstream.offered
+
+
+# Grants over time
+
+
+@requirement("P-13")
+async def test_a_grant_outlives_the_process_and_is_one_in_all_processes(tmp_path: Path) -> None:
+    async with authorized_upstream() as upstream:
+        async with House(upstream, tmp_path).serving() as rig, rig.caller("alice", R5) as alice:
+            await signed_in(rig, alice)
+            before = text_of(await whoami(alice))
+        async with House(upstream, tmp_path).serving() as rig, House(upstream, tmp_path).serving() as other:
+            for each in (rig, other):
+                async with each.caller("alice", R5) as alice:
+                    assert text_of(await whoami(alice)) == before
+        assert upstream.home.count("/authorize") == 1
+
+
+async def test_two_processes_refresh_once(tmp_path: Path) -> None:
+    async with twins(tmp_path) as (one, two):
+        home = one.upstream.home
+        async with one.caller("alice", R5) as alice, two.caller("alice", R5) as again:
+            await signed_in(one, alice)
+            await whoami(again)
+            for issued in home.issued.values():
+                issued.expires_at = 0
+            home.held.clear()
+            calls = [asyncio.create_task(whoami(wire)) for wire in (alice, again)]
+            async with asyncio.timeout(PATIENCE):
+                await home.refresh_came.wait()
+            home.held.set()
+            [name] = {text_of(await each) for each in calls}
+            assert name.startswith("user-")
+        assert home.count("/token", grant_type="refresh_token") == 1
+        assert home.count("/authorize") == 1
+
+
+async def test_a_grant_that_is_revoked_is_used_no_more_in_any_process_even_if_it_is_being_renewed(
+    tmp_path: Path,
+) -> None:
+    async with twins(tmp_path) as (one, two):
+        home = one.upstream.home
+        async with one.caller("alice", R5, {}) as alice, one.caller("bob", R5) as bob:
+            async with one.caller("alice", R5) as asked:
+                await signed_in(one, asked)
+            await signed_in(one, bob)
+            await whoami(alice)
+            for issued in home.issued.values():
+                issued.expires_at = 0
+            home.held.clear()
+            call = asyncio.create_task(whoami(alice))
+            async with asyncio.timeout(PATIENCE):
+                await home.refresh_came.wait()
+            grants = sign_in_of(two).grants
+            assert sorted(await grants.callers()) == ["alice", "bob"]
+            assert await grants.revoke("alice") and not await grants.revoke("alice")
+            home.held.set()
+            assert "call sign_in_to_box" in failure_of(await call)
+            assert "call sign_in_to_box" in failure_of(await whoami(alice))
+            assert await grants.callers() == ["bob"]
+            assert text_of(await whoami(bob)).startswith("user-")
+
+
+def sign_in_of(house: House) -> SignIn:
+    sign_in = house.server.upstreams["box"].sign_in
+    assert sign_in is not None
+    return sign_in
+
+
+def content(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+@requirement("P-24", "P-34")
+async def test_no_token_is_seen_in_logs_records_results_or_the_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    texts: list[str] = []
+    async with house(tmp_path) as rig, rig.caller("alice", R5) as alice:
+        home = rig.upstream.home
+        texts.append(str(await signed_in(rig, alice)))
+        for issued in home.issued.values():
+            issued.expires_at = 0
+        texts.append(str(await whoami(alice)))
+        home.refuses = True
+        texts.append(str(await alice.call("box_whoami")))
+        texts.append(str(rig.server.upstreams["box"].problem))
+        tokens, secret = rig.upstream.tokens, KEYS["alice"][0]
+        assert len(tokens) == 4 and secret not in rig.upstream.offered
+        texts += map(str, alice.others)
+    stored = content(tmp_path)
+    assert b"sign-in:" in stored and b"signed in to upstream box" in stored
+    texts += [each.getMessage() for each in caplog.records if each.name.startswith("handrail")]
+    for token in (*tokens, secret):
+        assert token.encode() not in stored
+        assert not [text for text in texts if token in text]
