@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import fields, replace
 
 from handrail.approvals.queue import Approvals
+from handrail.audit.checkpoints import is_path
 from handrail.audit.log import DATABASES, TrailSettings
 from handrail.engine.guard_set import FILES_READ, GuardOptions
 from handrail.errors import HandrailError
@@ -300,11 +301,19 @@ def read(sections: dict[str, Any], where: str = FILE_NAME) -> Config:
         config.identities.verifier()
     except ValidationError:
         raise ConfigError(f"{where}: {_describe_error(sections, Config, '')}") from None
-    except ValueError as problem:
+    except (ValueError, ModuleNotFoundError) as problem:  # ModuleNotFoundError: an extra is not installed
         raise ConfigError(f"{where}: {problem}") from None
-    if config.audit.file:
-        return replace(config, audit=replace(config.audit, file=str(Path(where).parent / config.audit.file)))
-    return config
+    return replace(config, audit=_beside(config.audit, Path(where).parent))
+
+
+def _beside(audit: AuditSettings, folder: Path) -> AuditSettings:
+    """Return the settings with the paths that they name read from `folder`."""
+    signing = audit.kept.checkpoints
+    paths = {
+        name: str(folder / path) for name in ("key", "previous_key", "file") if is_path(path := getattr(signing, name))
+    }
+    kept = replace(audit.kept, checkpoints=replace(signing, **paths)) if paths else audit.kept
+    return replace(audit, file=str(folder / audit.file) if audit.file else "", kept=kept)
 
 
 def _unknown_keys(content: Any, kind: Any, path: str) -> Iterator[str]:

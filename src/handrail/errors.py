@@ -34,6 +34,7 @@ EXTRAS = {
     "http": ["uvicorn>=0.54,<1", "httptools>=0.6", "aiohttp>=3.14"],
     "auth": ["joserfc>=1.8", "aiohttp>=3.14"],
     "otel": ["opentelemetry-api>=1.30"],
+    "signing": ["cryptography>=45"],
 }
 """What the optional parts need, as in pyproject.toml."""
 

@@ -26,8 +26,8 @@ PUBLIC = {
         Text Tool ToolError ToolOptions ToolResult Tools TransportError Unrecorded Url allow load_config
     """,
     "handrail.guards": """
-        Approval ApprovalError ApprovalGrant ApprovalQueue Approvals Blocked Finding GuardOptions Policy Predicate
-        Rate Rates Rule Sanitize ToolRate ToolSanitize Trail TrailError TrailSettings UpstreamRate Webhook
+        Approval ApprovalError ApprovalGrant ApprovalQueue Approvals Blocked Checkpoints Finding GuardOptions Policy
+        Predicate Rate Rates Rule Sanitize ToolRate ToolSanitize Trail TrailError TrailSettings UpstreamRate Webhook
         open_trail
     """,
     "handrail.auth": "ApiKeys Introspection JwtVerifier OAuth Verifier open_browser",

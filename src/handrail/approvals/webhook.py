@@ -13,7 +13,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
@@ -25,22 +25,19 @@ from handrail.approvals.request import Approval
 from handrail.errors import HandrailError, missing_extra
 from handrail.guards.identity import ApiKeys
 from handrail.model import Object
-from handrail.protocol.http_rules import is_secure_url
+from handrail.protocol.http_rules import HttpPost, is_secure_url
 from handrail.text.controls import one_line
 
 if TYPE_CHECKING:
     from handrail.approvals.queue import ApprovalQueue
 
-__all__ = ["HttpPost", "Webhook", "WebhookSender", "signature"]
+__all__ = ["Webhook", "WebhookSender", "signature"]
 
 log = logging.getLogger("handrail")
 
 TIMESTAMP, SIGNATURE = "Handrail-Timestamp", "Handrail-Signature"
 MAX_CLOCK_SKEW_SECONDS = 300  # seconds the two clocks may differ by
 MAX_PENDING_REQUESTS = 100
-
-HttpPost = Callable[[str, bytes, Mapping[str, str]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
-"""Posts a body with headers to an address: the status, the headers by their names in lower case, and the body."""
 
 
 class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from handrail.audit.format import (
     ORIGIN,
     RECORD_PREFIX,
     ChainPosition,
+    NotedHead,
     Retention,
     TrailError,
     frame,
@@ -91,6 +92,15 @@ class JsonlFile:
             raise TrailError(f"the trail was opened by process {self._process}; after a fork, open it anew")
         future = asyncio.get_running_loop().run_in_executor(self._thread, self._append, bodies, writer)
         future.add_done_callback(partial(_on_appended, callback))
+
+    async def heads(self) -> dict[str, NotedHead]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._heads)
+
+    def _heads(self) -> dict[str, NotedHead]:
+        files = [*rotated_files(self._path), self._path]
+        first = next((position for each in files if (position := _inspect(each, _first_record))), None)
+        last = self._last_written
+        return {} if first is None else {"": NotedHead(last.hash.decode(), first.number, last.number, self._limits)}
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)

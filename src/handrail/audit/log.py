@@ -23,14 +23,16 @@ from typing import Annotated, Literal, Protocol, get_args
 
 from msgspec import Meta, Struct
 from msgspec.json import encode
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from handrail import __version__, stores
+from handrail.audit.checkpoints import Checkpoints, CheckpointWriter
 from handrail.audit.format import (
     DAY_SECONDS,
     MAX_RECORD_BYTES,
     RESERVED_MEMBERS,
     AuditRecord,
+    NotedHead,
     Retention,
     TrailError,
     UnsettledError,
@@ -39,6 +41,7 @@ from handrail.audit.format import (
 from handrail.audit.jsonl import JsonlFile
 from handrail.audit.sqlite import SqliteTable
 from handrail.model import Object
+from handrail.protocol.http_rules import HttpPost
 from handrail.stores import Delete, DoneCallback, Put, Store
 
 __all__ = ["DATABASES", "Callback", "RecordBody", "Trail", "TrailError", "TrailSettings", "open_trail"]
@@ -80,6 +83,7 @@ class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int, Meta(ge=1, description="Megabytes at which a file of lines is followed by a new one.")
     ] = 64
     rotate_days: Annotated[int, Meta(ge=0, description="Days after which it is; 0: only by its size.")] = 30
+    checkpoints: Checkpoints = Checkpoints()
 
     def __post_init__(self) -> None:
         if self.sync not in get_args(Sync):
@@ -87,10 +91,17 @@ class TrailSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for name, least in (("keep_days", 0), ("max_megabytes", 0), ("rotate_megabytes", 1), ("rotate_days", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: {getattr(self, name)} is less than {least}")
+        if self.fail_open and self.checkpoints.required:
+            raise ValueError("checkpoints.required: fail_open lets calls go on without a record; choose one of them")
 
     @property
     def limits(self) -> Retention:
         return Retention(self.keep_days, self.max_megabytes)
+
+    @property
+    def unsigned(self) -> TrailSettings:
+        """These settings for a command beside the server: the server's next checkpoint covers what it records."""
+        return replace(self, checkpoints=Checkpoints())
 
 
 class Trail(Protocol):
@@ -129,6 +140,9 @@ class Sink(Protocol):
         `then` hears which were not written, because a condition of their changes did not hold.
         """
 
+    async def heads(self) -> Mapping[str, NotedHead]:
+        """Return the end of each chain as it is on the disk, by the chain's name; a file has one, without a name."""
+
     async def close(self) -> None: ...
 
 
@@ -140,46 +154,55 @@ def open_trail(
     clock: Callable[[], float] = time.time,
     free_bytes: Callable[[str], int] = lambda folder: disk_usage(folder).free,
     name: str = "",
+    post: HttpPost | None = None,
 ) -> Trail:
     """The trail in PostgreSQL, in the database of a store, in a SQLite file (`.db`), or in a file of lines (`.jsonl`).
 
     With a `store` beside a file there is no transaction over both: a change is made first, and then the record written.
     A process that dies in between has used up an approval for nothing; it is never used twice. `name` is that of the
-    server, which a database of several servers tells apart.
+    server, which a database of several servers tells apart. `post` sends checkpoints to a webhook.
     """
     settings = settings or TrailSettings()
+    new_trail = partial(_Trail, settings, free_bytes, clock, post)
     durable = settings.sync == "every-call"
     if isinstance(where, str) and stores.is_database(where):
-        return _open_in_postgres(stores.open(where, durable=durable, name=name), settings, clock, owns_store=True)
+        database = stores.open(where, durable=durable, name=name)
+        table: Sink = _postgres_table(database, settings.limits, clock, owns_store=True)
+        return _Trail(settings, _unlimited, clock, post, table, database)
     if not isinstance(where, str | Path):
         if stores.supports(where, "postgres"):
-            return _open_in_postgres(where, settings, clock, owns_store=False)
+            table = _postgres_table(where, settings.limits, clock, owns_store=False)
+            return _Trail(settings, _unlimited, clock, post, table, where)
         if not stores.supports(where, "transaction"):
             raise ValueError("audit: this store has no transactions for records; write them to a file of lines")
         if where.durable != durable:
             raise ValueError(f"sync: {settings.sync!r} is not how the store was opened (durable={where.durable})")
-        return _Trail(SqliteTable(where, settings.limits), settings, free_bytes, where)
+        return new_trail(SqliteTable(where, settings.limits), where)
     path = Path(where).absolute()
     if path.suffix in DATABASES:
         database = stores.open(path, durable=durable, clock=clock)
         table = SqliteTable(database, settings.limits, path)
         if store is not None:
-            return _Trail(table, settings, free_bytes, store, store.commit)
-        return _Trail(table, settings, free_bytes, database)
+            return new_trail(table, store, store.commit)
+        return new_trail(table, database)
     if path.suffix != ".jsonl":
         raise ValueError(f"{path.name}: a trail's name ends in .jsonl, or in {', '.join(DATABASES)} for SQLite")
     rotate = (settings.rotate_megabytes * 1_000_000, settings.rotate_days * DAY_SECONDS)
     file = JsonlFile(path, durable, rotate, settings.limits, clock)
-    return _Trail(file, settings, free_bytes, store, store.commit if store else _reject_changes)
+    return new_trail(file, store, store.commit if store else _reject_changes)
 
 
-def _open_in_postgres(store: Store, settings: TrailSettings, clock: Callable[[], float], *, owns_store: bool) -> Trail:
+def _postgres_table(store: Store, limits: Retention, clock: Callable[[], float], *, owns_store: bool) -> Sink:
     from handrail.audit.postgres import PostgresTable  # deferred: it needs the extra `postgres`
     from handrail.stores.postgres import PostgresStore
 
     assert isinstance(store, PostgresStore)
-    table = PostgresTable(store, settings.limits, clock, owns_store=owns_store)
-    return _Trail(table, settings, lambda _: sys.maxsize, store)
+    return PostgresTable(store, limits, clock, owns_store=owns_store)
+
+
+def _unlimited(folder: str) -> int:
+    """Return the space left on the disk of a database, which is not ours to know."""
+    return sys.maxsize
 
 
 async def _reject_changes(changes: Changes) -> bool:
@@ -189,9 +212,11 @@ async def _reject_changes(changes: Changes) -> bool:
 class _Trail:
     def __init__(
         self,
-        sink: Sink,
         settings: TrailSettings,
         free_bytes: Callable[[str], int],
+        clock: Callable[[], float],
+        post: HttpPost | None,
+        sink: Sink,
         store: Store | None,
         change_first: Callable[[Changes], Awaitable[bool]] | None = None,
     ) -> None:
@@ -203,6 +228,13 @@ class _Trail:
         self._free_bytes = free_bytes
         self._has_disk_space = False  # checked since the last write
         self._writer = secrets.token_hex(8).encode()
+        self._signing: CheckpointWriter | None = None
+        if settings.checkpoints.key:
+            writer, write = self._writer.decode(), self._write_checkpoint
+            place = sink.path or sink.name
+            self._signing = CheckpointWriter(settings.checkpoints, place, writer, sink.heads, write, clock, post)
+            with suppress(RuntimeError):  # without a loop the key is read with the first record
+                self._signing.wake()
         self._is_opened = self._is_closed = False
         self._bodies: list[bytes] = []  # of the records that wait
         self._callbacks: list[Callback | None] = []  # of each record
@@ -236,6 +268,15 @@ class _Trail:
         self._callbacks.append(partial(_resolve, done))
         return await done
 
+    async def _write_checkpoint(self, record: Object) -> bool:
+        """Write it even when the trail is being closed, and never leave it out: it would count as signed."""
+        self._gather_now()
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._changes[len(self._bodies)] = ()  # no change, and yet no record that may fail open
+        self._bodies.append(_encode_record(record))
+        self._callbacks.append(partial(_resolve, done))
+        return await done
+
     def submit(self, record: RecordBody, callback: Callback | None = None) -> None:
         if callback is None:
             self._submit_note(record)
@@ -257,6 +298,8 @@ class _Trail:
             return
         if (record.event if isinstance(record, AuditRecord) else record["event"]) != "intent":
             return
+        if (signing := self._signing) is not None and signing.required and signing.problem:
+            raise TrailError(f"{self._sink.name}: not signed: {signing.problem}; nothing was recorded")
         with suppress(OSError):  # the write itself will report it
             free = self._free_bytes(os.path.dirname(self._sink.path))
             if free < RESERVED_MEGABYTES * 1_000_000:
@@ -286,6 +329,8 @@ class _Trail:
             await self._flush()
         if self._lost:
             await self._flush()
+        if self._signing is not None:
+            await self._signing.close()
         await self._sink.close()
 
     async def _flush(self) -> None:
@@ -349,6 +394,10 @@ class _Trail:
             self._lost += lost
         else:
             self._is_opened = True
+            if (signing := self._signing) is not None:
+                signing.pending += len(callbacks)
+                if signing.pending >= signing.wake_at:
+                    signing.wake()
         for at, callback in enumerate(callbacks, first):
             if failed_conditions is None:
                 failure = self._write_failure(callback, at in changing, problem)

@@ -5,14 +5,26 @@ A row has lines that were written together, and the number of the last: with a r
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
-from handrail.audit.format import DAY_SECONDS, ORIGIN, ChainPosition, Retention, frame, position_of, replaced, trimmed
+from handrail.audit.format import (
+    DAY_SECONDS,
+    ORIGIN,
+    ChainPosition,
+    NotedHead,
+    Retention,
+    frame,
+    position_of,
+    replaced,
+    trimmed,
+)
 from handrail.stores import Delete, DoneCallback, Put, Store
 from handrail.stores.sqlite import MAX_BATCH_ROWS, commit
 
@@ -55,6 +67,17 @@ class SqliteTable:
         if self._owns_store:
             await self._store.close()
 
+    async def heads(self) -> dict[str, NotedHead]:
+        future: asyncio.Future[dict[str, NotedHead]] = asyncio.get_running_loop().create_future()
+        self._store.transaction(self._heads, partial(_resolve, future))
+        return await future
+
+    def _heads(self, db: Connection, now: float) -> dict[str, NotedHead]:
+        oldest = db.execute("SELECT line FROM audit ORDER BY number LIMIT 1").fetchone()
+        newest = db.execute("SELECT number, line FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+        first, last = position_of(oldest[0]) if oldest else None, _last_position(*newest) if newest else ORIGIN
+        return {} if first is None else {"": NotedHead(last.hash.decode(), first.number, last.number, self._limits)}
+
     def _on_appended(
         self,
         callback: DoneCallback,
@@ -96,6 +119,11 @@ class SqliteTable:
             rows.append((number, now, b"\n".join(row)))
         db.executemany("INSERT INTO audit VALUES (?, ?, ?)", rows)
         return unmet, end, db
+
+
+def _resolve(future: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
+    if not future.done():
+        future.set_result(result) if problem is None else future.set_exception(problem)
 
 
 def _last_position(number: int, lines: bytes) -> ChainPosition:

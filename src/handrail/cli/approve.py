@@ -64,7 +64,7 @@ async def _run(args: Namespace, screen: Screen) -> int:
         return ExitCode.OK
     store, trail = await command_config.open_store(place), None
     if config.audit.on:
-        trail = open_trail(store if audit == place else audit, config.audit.kept, store=store)
+        trail = open_trail(store if audit == place else audit, config.audit.kept.unsigned, store=store)
     try:
         return await _ApprovalSession(
             ApprovalQueue(store, command_config.config.approvals, trail=trail), store, args, screen

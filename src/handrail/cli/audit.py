@@ -1,6 +1,7 @@
 """`handrail audit`: list the calls from here, or with `served` the calls answered here, a line each (APP-13).
 
-`verify` checks the audit logs themselves, and `export` copies their records unchanged (P-16).
+`verify` checks the audit logs themselves, `export` copies their records unchanged (P-16), and `key` makes a key that
+signs them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from handrail.audit.format import BEGINNING, VerifyReport, merge_reports, verify
 from handrail.audit.reader import TrailFile, csv_cell, open_log, parse_record, record_time
 from handrail.cli.arguments import parse_seconds
 from handrail.cli.exit_codes import ExitCode, UsageError
+from handrail.cli.signatures import defect_text, print_key, print_signatures, signature_check
 from handrail.cli.terminal import Screen, json_text
 from handrail.client.state_dir import CALLS_FILE, state_folder
 from handrail.model import Json, Object
@@ -40,6 +42,8 @@ COLUMNS = "time server tool outcome seconds confirmed revision arguments_digest 
 
 
 def run_audit(args: Namespace, screen: Screen) -> int:
+    if args.what == "key":
+        return print_key(args, screen)
     paths = _paths(args)
     if args.what in ("prepare", "trim"):
         return asyncio.run(_maintain(args.what, paths, args, screen))
@@ -125,7 +129,7 @@ def _paths(args: Namespace) -> list[Path | str]:
     from handrail.cli.load_server import CommandConfig  # it imports a whole server
 
     server_log = CommandConfig(args).config.audit_place(state)
-    if args.what == "verify" and not args.head and client_file.exists():
+    if args.what == "verify" and not args.head and not args.key and client_file.exists():
         is_there = isinstance(server_log, str) or server_log.exists()
         return [server_log, client_file] if is_there else [client_file]
     return [server_log]
@@ -245,7 +249,7 @@ def _verify_any(path: Path | str, args: Namespace, screen: Screen) -> ExitCode:
         return _verify_database(path, args, screen)
     if args.heads:
         raise UsageError(f"--heads: is for a log in PostgreSQL; {path} has one head: --head HASH@first..last")
-    return _verify(path, args.head or "", screen)
+    return _verify(path, args, screen)
 
 
 def _verify_database(url: str, args: Namespace, screen: Screen) -> ExitCode:
@@ -254,16 +258,20 @@ def _verify_database(url: str, args: Namespace, screen: Screen) -> ExitCode:
         raise UsageError("--head: a log in PostgreSQL has one for each writer; --heads FILE takes an earlier output")
     log = open_log(url)
     assert not isinstance(log, TrailFile)
-    reports = list(verify_chains(log.chains(), _noted_heads(args.heads)))
+    signatures = signature_check(log.chains, args)
+    chains = log.chains() if signatures is None else signatures.watch(log.chains())
+    reports = list(verify_chains(chains, _noted_heads(args.heads)))
+    signed = None if signatures is None else signatures.report(is_noted=bool(args.heads))
     total = merge_reports(report for _, report in reports)
-    code = ExitCode.USAGE if total.flaw else ExitCode.OK
+    code = ExitCode.USAGE if total.flaw or (signed and signed.flaws) else ExitCode.OK
     noted = {writer: f"{writer}:{report.noted}" for writer, report in reports if report.noted}
     if screen.as_json:
         writers = [
             {"writer": writer, "ok": report.flaw is None, **to_builtins(report), "noted": noted.get(writer, "")}
             for writer, report in reports
         ]
-        screen.data({"file": log.name, "ok": not code, **to_builtins(total), "writers": writers})
+        document = {"file": log.name, "ok": not code, **to_builtins(total), "writers": writers}
+        screen.data(document if signed is None else {**document, "signatures": to_builtins(signed)})
         return code
     verdict = screen.paint("bad", "red") if code else screen.paint("good", "green")
     screen.write(f"{escape(log.name, lines=False)}: {verdict}: {total.records} records of {len(reports)} writers")
@@ -275,6 +283,8 @@ def _verify_database(url: str, args: Namespace, screen: Screen) -> ExitCode:
             screen.write(f"    record {report.flaw.number} ({one_line(report.flaw.place, 200)}): {text}")
         if report.bad > 1:
             screen.write(f"    and {report.bad - 1} more such places")
+    if signed is not None:
+        print_signatures(signed, screen)
     _show_remains(total, screen)
     for head in noted.values():
         screen.write(f"  head {one_line(head, 200)}")
@@ -295,27 +305,33 @@ def _noted_heads(file: str | None) -> dict[str, str]:
     return heads
 
 
-def _verify(path: Path, head: str, screen: Screen) -> ExitCode:
+def _verify(path: Path, args: Namespace, screen: Screen) -> ExitCode:
     trail = TrailFile(path)
+    signatures = signature_check(lambda: [("", trail.lines())], args)
+    chains = [("", trail.lines())]
+    [(_, lines)] = chains if signatures is None else signatures.watch(chains)
     try:
-        result = verify(trail.lines(), head=head)
+        result = verify(lines, head=args.head or "")
     except ValueError as problem:
         raise UsageError(f"--head: {problem}") from None
-    code = ExitCode.USAGE if result.flaw or trail.damage else ExitCode.OK
+    signed = None if signatures is None else signatures.report(is_noted=bool(args.head))
+    code = ExitCode.USAGE if result.flaw or trail.damage or (signed and signed.flaws) else ExitCode.OK
     if screen.as_json:
-        screen.data({"file": str(path), "ok": not code, "damage": trail.damage, **to_builtins(result)})
+        report = {"file": str(path), "ok": not code, "damage": trail.damage, **to_builtins(result)}
+        screen.data(report if signed is None else {**report, "signatures": to_builtins(signed)})
         return code
     verdict = screen.paint("bad", "red") if code else screen.paint("good", "green")
-    if result.flaw and result.flaw.place == BEGINNING and result.bad == 1 and not trail.damage:
+    is_begun = result.flaw is not None and result.flaw.place == BEGINNING and result.bad == 1
+    if is_begun and not trail.damage and not (signed and signed.flaws):
         verdict = screen.paint("incomplete", "yellow")
     places = f", {result.first} to {result.last}" if result.records else ""
     screen.write(f"{escape(str(path), lines=False)}: {verdict}: {result.records} records{places}")
     if result.flaw:
-        screen.write(
-            f"  record {result.flaw.number} ({one_line(result.flaw.place, 200)}): {one_line(result.flaw.text, 600)}"
-        )
+        screen.write(f"  {defect_text(result.flaw)}")
     if result.bad > 1:
         screen.write(f"  and {result.bad - 1} more such places")
+    if signed is not None:
+        print_signatures(signed, screen)
     if trail.damage:
         screen.write(f"  {escape(trail.damage, lines=False)}; `handrail audit export --salvage` reads what is left")
     if result.torn:

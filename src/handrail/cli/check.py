@@ -61,7 +61,8 @@ def run_check(args: Namespace, screen: Screen) -> int:
         warnings = command_config.warnings(server, server.engine.catalogs.values())
     guards = {} if server is None else server.engine.guard_options
     engines = reports_of({name: guards.get(name) or getattr(config, name).url for name in ("store", "audit")})
-    warnings = [*warnings, *risks_of(engines)]
+    signed_by, problems = _signing(config, server_guards)
+    warnings = [*warnings, *risks_of(engines), *problems]
     if screen.as_json:
         over_http, over_stdio = command_config.approvers(server)
         report = {
@@ -71,6 +72,7 @@ def run_check(args: Namespace, screen: Screen) -> int:
             "warnings": warnings,
             "approved_by": {"http": over_http, "stdio": over_stdio},
             "engines": {name: to_builtins(each) for name, each in engines.items()},
+            "signed_by": signed_by,
         }
         screen.data(report)
         return ExitCode.OK
@@ -81,6 +83,8 @@ def run_check(args: Namespace, screen: Screen) -> int:
         (name, source, json_text(_displayable(value))) for name, value in server_guards.items() if name != "policy"
     ]
     rows.append(_approvers_row(command_config, server, source if "approvals" in server_guards else ""))
+    if signed_by:
+        rows.append(("the audit log is signed by", source if "trail" in server_guards else str(path), signed_by))
     whose = source if "policy" in server_guards else str(path)
     for number, rule in enumerate(policy.decisions, 1):
         rows.append((f"rules[{number}]", whose, f"{rule.rule}: {rule.verdict} if {rule.why}"))
@@ -98,10 +102,40 @@ def _approvers_row(command_config: CommandConfig, server: Server | None, source:
     return "calls are approved by", set_in, f"{over_http} over HTTP, {over_stdio} over standard input"
 
 
+def _signing(config: Config, server_guards: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the public key that signs the audit log, and what is wrong with the keys and the second file.
+
+    Only a log in a database of others is said to be unsigned: a file is in the hands of those who could read its key.
+    """
+    settings = server_guards.get("trail", config.audit.kept).checkpoints
+    audit = server_guards.get("audit", config.audit.url or config.audit.file)
+    if not settings.key:
+        return ("no key: all who may write to the database could write it anew" if is_url(audit) else ""), []
+    from handrail.audit.signing import load_signing_key  # deferred: it needs the extra `signing`
+
+    public, problems = "", []
+    for name in ("previous_key", "key"):
+        try:
+            public = load_signing_key(source).public if (source := getattr(settings, name)) else public
+        except ValueError as problem:
+            public = ""
+            problems.append(f"audit.kept.checkpoints.{name}: the audit log is not signed: {problem}")
+    if settings.file and not Path(settings.file).parent.is_dir():
+        problems.append(f"audit.kept.checkpoints.file: there is no folder {Path(settings.file).parent}")
+    elif (
+        settings.file
+        and audit
+        and not is_url(audit)
+        and Path(settings.file).parent.resolve() == Path(audit).parent.resolve()
+    ):
+        problems.append("audit.kept.checkpoints.file: it is beside the audit log; a copy elsewhere is worth more")
+    return public, problems
+
+
 def _settings(command_config: CommandConfig, others: set[str]) -> list[Row]:
     """Return name, origin and value of each setting; the sections in `others` are not in force."""
     rows: list[Row] = []
-    config = command_config.config
+    config, document = command_config.config, _without_secrets(command_config.config)
     for section in config.__struct_fields__:
         value, written = getattr(config, section), command_config.raw.get(section)
         if section == "rules" or section in others:
@@ -109,10 +143,10 @@ def _settings(command_config: CommandConfig, others: set[str]) -> list[Row]:
         keys = value.__struct_fields__ if isinstance(value, Struct) else ("",)
         for key in keys:
             is_written = written is not None and (not key or key in written)
-            setting = _masked(config) if section == "upstreams" else to_builtins(getattr(value, key) if key else value)
+            setting = document[section][key] if key else document[section]
             name = f"{section}.{key}" if key else section
             origin = command_config.origins.get(name, str(command_config.path) if is_written else "built in")
-            rows.append((name, origin, json_text(public_url(str(setting)) if key == "url" else setting)))
+            rows.append((name, origin, json_text(setting)))
     return rows
 
 
@@ -121,6 +155,9 @@ def _without_secrets(config: Config) -> Object:
     document: Object = {**to_builtins(config), "upstreams": _masked(config)}
     for section in ("store", "audit"):
         document[section]["url"] = public_url(document[section]["url"])
+    signing = document["audit"]["kept"]["checkpoints"]
+    signing |= {name: " ".join(mask_words(signing[name].split())) for name in ("key", "previous_key")}
+    signing["webhook"] = public_url(signing["webhook"])
     return document
 
 

@@ -322,10 +322,12 @@ def _add_audit_verb(verb: _AddVerb) -> None:
         "handrail audit verify                   check the logs of calls here, and print their heads",
         "handrail audit verify trail.jsonl --head 5f3c…@1..2741,365d",
         "handrail audit export broken.db --salvage > trail.jsonl",
+        "handrail audit key signing.pem          make a key that signs the log, and print the public one",
+        "handrail audit verify trail.jsonl --key ed25519:MCowBQ… --checkpoints elsewhere.jsonl",
     )
-    what = "served: calls that a server has answered; verify: check a log; export: copy its records"
-    what += "; prepare: make the tables of one in PostgreSQL; trim: delete its records that are too old"
-    audit.add_argument("what", nargs="?", choices=("served", "verify", "export", "prepare", "trim"), help=what)
+    what = "served: calls that a server has answered; verify: check a log; export: copy its records; key: make a key"
+    what += " that signs logs; prepare: make the tables of one in PostgreSQL; trim: delete its records that are too old"
+    audit.add_argument("what", nargs="?", choices=("served", "verify", "export", "key", "prepare", "trim"), help=what)
     audit.add_argument(
         "files",
         nargs="*",
@@ -338,6 +340,8 @@ def _add_audit_verb(verb: _AddVerb) -> None:
     audit.add_argument("--heads", metavar="FILE", help=heads)
     grant = "prepare: a role that may add records and read them, and not change them; may be repeated"
     audit.add_argument("--grant", action="append", default=[], metavar="ROLE", help=grant)
+    audit.add_argument("--key", metavar="PUBLIC-KEY", help="verify: the key that signs the log, ed25519:… or a file")
+    audit.add_argument("--checkpoints", metavar="FILE", help="verify: copies of its checkpoints; with --key")
     audit.add_argument(
         "--salvage", action="store_true", help="export: every record that can be read from a damaged file"
     )

@@ -53,7 +53,7 @@ async def write_record(step: str, command_config: CommandConfig, store: Store) -
     audit, place = command_config.config.audit, command_config.config.audit_place(state_folder(os.environ))
     if not audit.on:
         return
-    trail = open_trail(store if place == command_config.approval_place() else place, audit.kept, store=store)
+    trail = open_trail(store if place == command_config.approval_place() else place, audit.kept.unsigned, store=store)
     try:
         await trail.write(ConsoleRecord("console", step=step, by=operator_name(), server=""))
     finally:

@@ -11,12 +11,13 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from handrail import stores
-from handrail.approvals.webhook import HttpPost, WebhookSender
+from handrail.approvals.webhook import WebhookSender
 from handrail.engine.catalog import ToolCatalog
 from handrail.engine.guard_set import GuardSet, configured_store
 from handrail.engine.results import TOOL_NAME, TruncatedResults, smallest_cap
 from handrail.guards.limits import MemoryLimiter, Rates, without_counts
 from handrail.guards.sanitize import Sanitize
+from handrail.protocol.http_rules import HttpPost
 from handrail.stores import Store, StoreError, is_url, public_url
 from handrail.stores.memory import MemoryStore
 
@@ -57,7 +58,7 @@ class _GuardOpening:
                 self._stack.callback(setattr, guards, "shared_store", None)
                 guards.shared_store = store
             if isinstance(audit, str | Path):
-                store = self._open_trail(audit, store)
+                store = self._open_trail(audit, store, post)
             else:
                 self._stack.callback(setattr, guards, "trail", None)
                 guards.trail = audit
@@ -93,7 +94,7 @@ class _GuardOpening:
         self._stack.push_async_callback(store.close)
         return store
 
-    def _open_trail(self, place: str | Path, store: Store | None) -> Store | None:
+    def _open_trail(self, place: str | Path, store: Store | None, post: HttpPost) -> Store | None:
         """Open the audit log; return the store of shared limits.
 
         In a database it has the approvals too: one transaction uses one up and records it. With a file and a store that
@@ -103,7 +104,7 @@ class _GuardOpening:
 
         guards, settings = self._guards, self._guards.options.get("trail")
         if is_url(place):
-            trail = open_trail(str(place), settings, clock=guards.clock, name=guards.name)
+            trail = open_trail(str(place), settings, clock=guards.clock, name=guards.name, post=post)
             self._use_trail(trail)
             guards.use_store(trail.store)
             return store
@@ -112,11 +113,11 @@ class _GuardOpening:
             if store is not None:
                 raise ValueError(f"store: approvals are kept with the audit, in {path.name}; leave it out")
             own_store = self._open_store(path)
-            self._use_trail(open_trail(own_store, settings, clock=guards.clock))
+            self._use_trail(open_trail(own_store, settings, clock=guards.clock, post=post))
             guards.use_store(own_store)
             return own_store
         approval_store = MemoryStore(clock=guards.clock) if store is None else store
-        self._use_trail(open_trail(path, settings, store=approval_store, clock=guards.clock))
+        self._use_trail(open_trail(path, settings, store=approval_store, clock=guards.clock, post=post))
         guards.use_store(approval_store, shared=store is not None)
         return store
 

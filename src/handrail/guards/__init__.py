@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from handrail.approvals.request import ApprovalGrant as ApprovalGrant
     from handrail.approvals.webhook import Webhook as Webhook
+    from handrail.audit.checkpoints import Checkpoints as Checkpoints
     from handrail.audit.format import TrailError as TrailError
     from handrail.audit.log import Trail as Trail, TrailSettings as TrailSettings, open_trail as open_trail
     from handrail.engine.guard_set import GuardOptions as GuardOptions
@@ -43,6 +44,7 @@ else:
             "approvals.request": "ApprovalGrant",
             "approvals.queue": "Approval ApprovalError ApprovalQueue Approvals",
             "approvals.webhook": "Webhook",
+            "audit.checkpoints": "Checkpoints",
             "audit.format": "TrailError",
             "audit.log": "Trail TrailSettings open_trail",
             "engine.guard_set": "GuardOptions",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
@@ -23,6 +23,8 @@ from handrail.revisions.base import VERSION
 from handrail.suggest import texts
 
 Headers = Mapping[bytes, bytes]
+HttpPost = Callable[[str, bytes, Mapping[str, str]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
+"""Posts a body with headers to an address: the status, the headers by their names in lower case, and the body."""
 
 SESSION = b"mcp-session-id"
 PROTOCOL = b"mcp-protocol-version"
