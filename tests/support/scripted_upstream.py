@@ -182,6 +182,7 @@ class Session:
         self.level = ""
         self.held: dict[Json, Held] = {}
         self.subscriptions: list[Json] = []
+        self.watched: dict[str, Json] = {}  # URIs of resources, and the request that listens
 
     def reply(self, ident: Json, result: Object) -> None:
         if self.upstream.dialect == R5:
@@ -217,6 +218,18 @@ class Session:
     def text(self, ident: Json, text: str) -> None:
         self.result(ident, [{"type": "text", "text": text}])
 
+    def update(self, uri: str) -> None:
+        """Say that a resource has changed, if the client wants to know."""
+        if uri in self.watched:
+            ident = self.watched[uri]
+            more = {} if ident is None else {"_meta": {ENVELOPE + "subscriptionId": ident}}
+            self.notify("notifications/resources/updated", ident, uri=uri, **more)
+
+    def unwatch(self, uri: str) -> None:
+        if uri in self.watched:
+            del self.watched[uri]
+            self.upstream.note(kind="unwatched", mark=uri, session=self.number)
+
     def announce(self) -> None:
         """Say that the list of tools has changed, to those who want to know."""
         method = "notifications/tools/list_changed"
@@ -230,6 +243,8 @@ class Session:
         """The client gives a request up."""
         if ident in self.subscriptions:
             self.subscriptions.remove(ident)
+            for uri in [uri for uri, watcher in self.watched.items() if watcher == ident]:
+                self.unwatch(uri)
             return
         held = self.held.pop(ident, None)
         self.upstream.note(kind="cancelled", how=how, mark=held.mark if held else "", session=self.number)
@@ -241,6 +256,7 @@ class Upstream:
     def __init__(self, dialect: str, note: Callable[[Object], None]) -> None:
         self.dialect = dialect
         self.tools = [definition(dialect, tool) for tool in TOOLS]
+        self.resources: list[str] = []  # URIs
         self.sessions: list[Session] = []
         self.tools_of: Callable[[Session], list[Object]] = lambda session: self.tools
         self.visits: dict[str, int] = {}
@@ -303,6 +319,8 @@ class Upstream:
         info: Object = {"capabilities": {"tools": {"listChanged": True}, "logging": {}}}
         if self.dialect != R0:
             info["instructions"] = INSTRUCTIONS
+        if self.resources:
+            info["capabilities"]["resources"] = {"subscribe": True, "listChanged": True}
         if method == "initialize" and self.dialect != R5:
             session.capabilities = params["capabilities"]
             about = {"protocolVersion": self.dialect, "serverInfo": {"name": "upstream", "version": "1"}}
@@ -316,9 +334,25 @@ class Upstream:
         elif method == "logging/setLevel" and self.dialect != R5:
             session.level = params["level"]
             session.reply(ident, {})
+        elif method == "resources/list" and self.resources:
+            session.reply(ident, {"resources": [{"uri": uri, "name": uri} for uri in self.resources]})
+        elif method == "resources/templates/list" and self.resources:
+            session.reply(ident, {"resourceTemplates": []})
+        elif method == "resources/subscribe" and params["uri"] in self.resources and self.dialect != R5:
+            session.watched[params["uri"]] = None
+            self.note(kind="watched", mark=params["uri"], session=session.number)
+            session.reply(ident, {})
+        elif method == "resources/unsubscribe" and self.dialect != R5:
+            session.unwatch(params["uri"])
+            session.reply(ident, {})
         elif method == "subscriptions/listen" and self.dialect == R5:
             session.subscriptions.append(ident)
-            honoured = {"toolsListChanged": True} if params["notifications"].get("toolsListChanged") else {}
+            honoured: Object = {"toolsListChanged": True} if params["notifications"].get("toolsListChanged") else {}
+            if uris := params["notifications"].get("resourceSubscriptions"):
+                honoured["resourceSubscriptions"] = uris
+                session.watched |= dict.fromkeys(uris, ident)
+                for uri in uris:
+                    self.note(kind="watched", mark=uri, session=session.number)
             meta = {ENVELOPE + "subscriptionId": ident}
             session.notify("notifications/subscriptions/acknowledged", ident, notifications=honoured, _meta=meta)
         else:

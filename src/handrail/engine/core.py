@@ -17,7 +17,7 @@ from handrail import jsonrpc
 from handrail.engine.catalog import Catalog, ToolCatalog, ToolEntry
 from handrail.engine.completion import CompletionPool
 from handrail.engine.eager import ThreadPool
-from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options
+from handrail.engine.guard_set import GuardOptions, GuardSet, check_guard_options, owner_of
 from handrail.engine.outcome import CallSink, RequestOrigin
 from handrail.engine.pipeline import Handler, Middleware, Pipeline, compose
 from handrail.engine.prompts import PromptEntry
@@ -103,8 +103,15 @@ class UpstreamSet(Protocol):
     async def finish_sign_in(self, name: str, query: str) -> tuple[int, str]:
         """Take a browser that comes back from signing in to an upstream; return status and HTML text of its page."""
 
-    def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
-        """Have the upstream of a resource announce its updates."""
+    def watch(
+        self,
+        entry: ToolEntry,
+        peer: CallPeer,
+        revision: Revision,
+        client: ClientInfo,
+        is_wanted: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Have the upstream of a resource announce its updates, as long as the client is subscribed."""
 
 
 Ready = Awaitable[None] | None
@@ -213,7 +220,7 @@ class Engine:
         self._hide_methods()
         for method, catalog in self.catalogs.items():
             catalog.watchers.append(partial(self._on_list_changed, LIST_CHANGED[method.partition("/")[0]]))
-        self.on_resource_updated: set[Callable[[str], None]] = set()  # publish updates to other processes
+        self.on_resource_updated: set[Callable[[str, str], None]] = set()  # publish updates to other processes
         self.in_flight: InFlightCalls | None = None  # of the event loop that serves, as a rule there is one
         self.thread_pool = ThreadPool(options.get("workers", 16))
         self.completion_pool = CompletionPool()
@@ -292,20 +299,21 @@ class Engine:
             entry.label = entry.template.expand(masked).replace("%2A", "*")
         return entry, variables
 
-    def resource_updated(self, uri: str) -> None:
-        """Notify the subscribers of a resource in all processes, from any thread."""
-        self.notify_subscribers(uri)
+    def resource_updated(self, uri: str, owner: str = "") -> None:
+        """Notify the subscribers of a resource, or those of one owner, in all processes, from any thread."""
+        self.notify_subscribers(uri, owner)
         for publish in list(self.on_resource_updated):
-            publish(uri)
+            publish(uri, owner)
 
-    def notify_subscribers(self, uri: str) -> None:
-        """Notify the subscribers of a resource in this process."""
+    def notify_subscribers(self, uri: str, owner: str = "") -> None:
+        """Notify the subscribers of a resource, or those of one owner, in this process."""
         entry, _ = self.find("resource", uri)
         if entry is None:
             log.warning("resources: update of %.200s: there is no such resource", uri)
             return
         for stream in list(self.open_streams):
-            stream.resource_updated(entry)
+            if not owner or owner_of(stream.principal, stream.address) == owner:
+                stream.resource_updated(entry)
 
     def announces(self, revision: Revision) -> bool:
         """Whether peers of a revision are notified when a list changes."""

@@ -339,6 +339,11 @@ class Dispatcher:
     def subscriptions(self) -> list[Subscription]:
         return [each for each in list(self.connection.in_flight.values()) if isinstance(each, Subscription)]
 
+    async def find_own_subscription(self, uri: str) -> str:
+        """Return a canonical URI as the peer wrote it; empty if it is not subscribed to that, or has gone."""
+        own = [self.connection.subscriptions, *(each.uris for each in self.subscriptions())]
+        return next((each[uri] for each in own if uri in each), "") if self in self.engine.open_streams else ""
+
     @property
     def subscribed_count(self) -> int:
         return sum(len(each.uris) for each in self.subscriptions())
@@ -726,7 +731,7 @@ def subscribe(peer: Dispatcher, request_id: Id, revision: Revision, params: Any,
     if is_more and (len(after) > MAX_SUBSCRIPTIONS or chars > _max_subscribed_chars(peer)):
         raise Refused(Kind.OVERLOADED, "Too many or too long URIs are subscribed to; unsubscribe from some first")
     connection.subscriptions, connection.subscribed_chars = after, chars
-    _watch(peer, revision, name)
+    _watch(peer, revision, params, name)
     return peer.engine.encode_response(revision, request_id, {})
 
 
@@ -738,12 +743,13 @@ def _max_subscribed_chars(peer: Dispatcher) -> int:
     return min(peer.max_subscribed_chars, MAX_CALLER_CHARS - others_chars)
 
 
-def _watch(peer: Dispatcher, revision: Revision, uri: str) -> None:
+def _watch(peer: Dispatcher, revision: Revision, params: Any, uri: str) -> None:
     """Have an upstream server announce the updates of its resource."""
     upstreams = peer.engine.upstreams
     entry = None if upstreams is None else peer.engine.find("resource", uri)[0]
     if upstreams is not None and entry is not None and entry.upstream and peer.is_visible(entry, revision):
-        upstreams.watch(entry, peer)
+        is_wanted = partial(peer.find_subscription or peer.find_own_subscription, uri)
+        upstreams.watch(entry, peer, revision, peer.client_of(revision, params), is_wanted)
 
 
 def _subscribable(peer: Dispatcher, revision: Revision, uri: str) -> str:
@@ -788,7 +794,7 @@ def listen(peer: Dispatcher, request_id: Id, revision: Revision, params: Any, re
     if uris:
         honoured["resourceSubscriptions"] = [*uris.values()]
         for name in uris:
-            _watch(peer, revision, name)
+            _watch(peer, revision, params, name)
     methods = frozenset(LIST_CHANGED[each] for each in capabilities)
     in_flight[request_id] = Subscription(request_id, revision, methods, uris, respond)
     peer.watch()

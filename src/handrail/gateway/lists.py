@@ -159,6 +159,7 @@ class UpstreamLists:
 
     async def _load_view(self, view: View, peer: CallPeer | None) -> None:
         view.is_stale = False
+        session: UpstreamSession | None = None
         try:
             session = await self._pool.session(view.owner, view.key, peer)
             shared = self._view(view.owner, view.key)  # another one, if the upstream turned out to be stateless
@@ -178,8 +179,11 @@ class UpstreamLists:
         except SignInRequired:
             view.has_waited = view.needs_sign_in = True
         except (PeerError, Refused) as problem:
-            used = self._pool.stateless
-            if used is not None and isinstance(problem, PeerError) and await self._pool.is_put_back(used, problem):
+            if (
+                session is not None
+                and isinstance(problem, PeerError)
+                and await self._pool.is_put_back(session, problem)
+            ):
                 view.is_stale = True  # the next request for a list speaks the other revision
             view.has_waited, view.problem = True, problem.text if isinstance(problem, Refused) else ""
             log.warning("gateway: %s: not listed: %s", self._upstream.name, problem)

@@ -6,17 +6,12 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from handrail import __version__
-from handrail.client.connection import ClientConnection
 from handrail.client.mcp_config import ServerTarget
-from handrail.client.resources import ResourceSubscription
 from handrail.client.tools import ListedTool
 from handrail.engine.call import Call
 from handrail.engine.call_state import CallState
@@ -57,6 +52,7 @@ from handrail.gateway.session import BridgedCall, UpstreamSession
 from handrail.gateway.settings import Terms
 from handrail.gateway.sign_in import SignIn
 from handrail.gateway.trust import Pins
+from handrail.gateway.watches import ResourceWatches
 from handrail.guards.policy import hints
 from handrail.model import InputRequest, Object, ToolResult
 from handrail.oauth.client import OAuth, SignInRequired
@@ -68,7 +64,6 @@ __all__ = ["Upstream", "UpstreamTool"]
 log = logging.getLogger("handrail")
 
 STDERR_LINES, STDERR_CHARS = 50, 300
-MAX_WATCHED = 1_000  # resources whose updates the gateway gets from one upstream
 COMPLETION_SECONDS = 10.0
 MAX_PAGES = 10  # that a call can require to be visited first
 _INVALID_PARAMS, _HEADER_MISMATCH, _VERSION, _URL_REQUIRED = -32602, -32020, -32022, -32042
@@ -118,9 +113,9 @@ class Upstream:
         self.pool = SessionPool(self)
         self.lists = UpstreamLists(self, self.pool, self.catalog)
         self.parked = ParkedCalls()
+        self.watches = ResourceWatches(self)
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._answered_at = 0.0
-        self._watched: dict[str, asyncio.Task[None]] = {}
 
     # Calls
 
@@ -405,33 +400,13 @@ class Upstream:
         self.on_change()
         self.engine.announce_lists()
 
-    # Updates of resources
-
-    def watch(self, entry: ToolEntry, owner: str) -> None:
-        """Subscribe to a resource at the upstream, once, while the gateway serves."""
-        uri = entry.requested_uri or entry.name
-        if uri not in self._watched and len(self._watched) < MAX_WATCHED:
-            task = asyncio.get_running_loop().create_task(self._watch(uri, owner))
-            self._watched[uri] = task
-            task.add_done_callback(lambda _: self._watched.pop(uri, None))
-
-    async def _watch(self, uri: str, owner: str) -> None:
-        try:
-            session = await self.pool.session(owner, NO_CAPABILITIES)
-            async with ResourceSubscription(uri, partial(_subscriber, session)) as updates:
-                async for updated in updates:
-                    self.engine.resource_updated(updated)
-        except PeerError as problem:
-            log.warning("gateway: %s: updates of %.200s are not announced: %s", self.name, uri, problem)
-
     # Lifecycle
 
     async def close(self) -> None:
         """Close all connections. The next call opens new ones."""
         self.parked.close()
         self.lists.close()
-        for task in self._watched.values():
-            task.cancel()
+        self.watches.close()
         self.state = "new"
         if self.sign_in is not None:
             await self.sign_in.close()
@@ -453,19 +428,6 @@ class Upstream:
         self.is_stopped, self.problem, self.state = False, "", "new"
         self.on_change()
         self.pool.restart()
-
-
-class _Subscriber(Struct):
-    """An upstream's session, as a subscription uses it."""
-
-    connection: ClientConnection
-
-    async def request(self, *_: Any, send: Callable[[object], Awaitable[Object]]) -> Object:
-        return await send(None)
-
-
-async def _subscriber(session: UpstreamSession) -> Any:
-    return _Subscriber(session.connection)
 
 
 def _only_reads(entry: ToolEntry) -> bool:

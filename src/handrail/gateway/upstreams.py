@@ -20,7 +20,6 @@ from handrail.client.mcp_config import ConnectOptions, targets
 from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.core import Engine
-from handrail.engine.guard_set import owner_of
 from handrail.gateway.pool import SessionPool
 from handrail.gateway.questions import CapabilityKey, capability_key
 from handrail.gateway.settings import Terms, UpstreamOptions
@@ -28,6 +27,7 @@ from handrail.gateway.trust import LockFile, Pins
 from handrail.gateway.upstream import Upstream
 from handrail.model import ClientInfo
 from handrail.revisions import Revision
+from handrail.stores import StoreError
 from handrail.suggest import check_options
 from handrail.text.controls import strip_invisible
 
@@ -227,8 +227,17 @@ class Upstreams:
             return 404, "There is nothing here."
         return await upstream.sign_in.grants.finish(query)
 
-    def watch(self, entry: ToolEntry, peer: CallPeer) -> None:
-        self.by_name[entry.upstream].watch(entry, owner_of(peer.principal, peer.address))
+    def watch(
+        self,
+        entry: ToolEntry,
+        peer: CallPeer,
+        revision: Revision,
+        client: ClientInfo,
+        is_wanted: Callable[[], Awaitable[object]],
+    ) -> None:
+        key = capability_key(revision, client)
+        owner = SessionPool.owner(peer, key, revision)
+        self.by_name[entry.upstream].watches.add(entry, peer, owner, key, is_wanted)
 
     def is_up(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].state == "up"
@@ -263,12 +272,16 @@ class Upstreams:
             await asyncio.gather(*(each.close() for each in self.by_name.values()), return_exceptions=True)
 
     async def _keep_house(self) -> None:
-        """Judge the tools anew when a person has accepted some in another process; end idle connections."""
+        """Judge the tools anew when a person has accepted some in another process; end what is not used."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            for upstream in self.by_name.values():
+            for upstream in [*self.by_name.values()]:
                 upstream.pool.end_idle(loop.time())
+                try:
+                    await upstream.watches.check(loop.time())
+                except StoreError as problem:  # it knows who is subscribed
+                    log.warning("gateway: %s: subscriptions not checked: %s", upstream.name, problem)
             for lock in self._locks.values():
                 try:
                     if lock.refresh():

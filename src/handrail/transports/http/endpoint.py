@@ -296,19 +296,20 @@ class Endpoint:
         """Tell other processes which resources were updated in this one."""
         tasks: set[asyncio.Task[None]] = set()
 
-        async def publish(uri: str) -> None:
+        async def publish(uri: str, owner: str) -> None:
             try:
-                await self.state.sessions.publish(f"updated by {self.state.sessions.process_id}", uri.encode())
+                body = f"{uri}\n{owner}".encode()
+                await self.state.sessions.publish(f"updated by {self.state.sessions.process_id}", body)
             except StoreError as problem:
                 log.warning("http: other processes were not told of the update of %s: %s", uri, problem)
 
-        def start(uri: str) -> None:
-            tasks.add(task := loop.create_task(publish(uri)))
+        def start(uri: str, owner: str) -> None:
+            tasks.add(task := loop.create_task(publish(uri, owner)))
             task.add_done_callback(tasks.discard)
 
-        def on_update(uri: str) -> None:
+        def on_update(uri: str, owner: str) -> None:
             with suppress(RuntimeError):  # the loop has closed
-                loop.call_soon_threadsafe(start, uri)
+                loop.call_soon_threadsafe(start, uri, owner)
 
         self.engine.on_resource_updated.add(on_update)
         try:
@@ -321,7 +322,8 @@ class Endpoint:
     def _on_session_message(self, name: str, body: bytes | None) -> None:
         if name.startswith("updated by "):
             if name != f"updated by {self.state.sessions.process_id}" and body is not None:
-                self.engine.notify_subscribers(body.decode())
+                uri, _, owner = body.decode().partition("\n")
+                self.engine.notify_subscribers(uri, owner)
             return
         conversation, connection = self.state.sse_streams.get(name), self.state.sessions.live(name)
         if conversation is None and connection is not None:

@@ -325,6 +325,8 @@ async def _change_subscription(
 ) -> None:
     """Subscribe to a resource, or unsubscribe. Every process that has a stream of the session reads it in the store."""
 
+    conversation.find_subscription = partial(exchange.endpoint.sessions.find_subscription, session)
+
     def change(max_chars: int) -> Reply | None:
         conversation.max_subscribed_chars = max_chars
         return conversation.handle(message, exchange.stream.finish)
