@@ -235,6 +235,7 @@ class Config(_Section, frozen=True):
             for name in ("controls", "secrets", "media"):
                 if (value := getattr(part, name)) in ("keep", "report"):
                     settings.append(f'{place}.{name} = "{value}"')
+        settings += ["store.accept_loss = true"] if self.store.accept_loss else []
         return settings + ([] if self.audit.on else ["audit.on = false"])
 
     def audit_place(self, state: Path) -> Path | str:

@@ -20,7 +20,7 @@ from handrail.cli.arguments import parse_document, parse_seconds
 from handrail.cli.exit_codes import ExitCode, UsageError
 from handrail.cli.load_server import CommandConfig
 from handrail.cli.terminal import Screen, run_in_daemon_thread
-from handrail.client.state_dir import state_folder
+from handrail.client.state_dir import StateDirectory, state_folder
 from handrail.guards.limits import LOCAL
 from handrail.model import Object
 from handrail.stores import Store
@@ -64,6 +64,7 @@ async def _run(args: Namespace, screen: Screen) -> int:
         return ExitCode.OK
     store, trail = await command_config.open_store(place), None
     if config.audit.on:
+        StateDirectory(state_folder(os.environ)).prepare()
         trail = open_trail(store if audit == place else audit, config.audit.kept.unsigned, store=store)
     try:
         return await _ApprovalSession(
