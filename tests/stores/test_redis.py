@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import subprocess
 import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from redis.crc import key_slot
 
 from faults import until as soon
-from handrail import stores
+from handrail import Server, stores
+from handrail.guards import Approvals, Rates, ToolRate
 from handrail.stores import Append, Delete, Put, StoreError
 from handrail.stores.redis import RedisStore, Script, tag_of
 from handrail.stores.redis_connection import COMMAND_SECONDS, MAX_WAITING
 from handrail.stores.redis_nodes import MAX_CONNECTIONS
+from handrail.testing import Peer
 from patience import PATIENCE, SOAK
 from redis_servers import (
     MEMORY_ONLY,
@@ -37,8 +40,10 @@ from redis_servers import (
     shared_server,
 )
 from relays import Plan, Relay, Way
+from requirements import requirement
 
 SECRET = "hunter2-in-the-url"
+KEY = secrets.token_bytes(32)
 
 
 @asynccontextmanager
@@ -86,7 +91,7 @@ async def recovered(store: RedisStore, *, reads: bool = False) -> None:
         (f"redis+cluster://:{SECRET}@host/1", "a cluster has no databases"),
         (f"redis+sentinel://:{SECRET}@host:26379", "the name of the service"),
         (f"redis+proxy://:{SECRET}@host", "expected redis://"),
-        (f"redis://:{SECRET}@host?timeout=5", "'timeout' is not an option"),
+        (f"redis://:{SECRET}@host?timeout=5", "no option but replicas"),
         (f"redis://:{SECRET}@host?ssl_ca_certs=a", "belong to rediss://"),
         (f"redis://:{SECRET}@host?replicas=-1", "the number of replicas"),
     ],
@@ -698,3 +703,46 @@ def _make_certificate(key_file: Path, file: Path, name: str) -> None:
     encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     key_file.write_bytes(key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
     file.write_bytes(certificate.public_bytes(encoding))
+
+
+# The package on a cluster
+
+
+class Replica:
+    """One of several servers of one name, with a tool that asks first, on the cluster."""
+
+    def __init__(self, name: str) -> None:
+        self.store = stores.open(shared_cluster().url, name=name)
+        rates = Rates(principal="100/minute", tools={"cancel": ToolRate(rate="100/minute", concurrent=5)})
+        approvals = Approvals(by="operator", wait=0.2, round=0.02)
+        self.server = Server(name, store=self.store, accept_loss=True, approvals=approvals, rates=rates, keys=[KEY])
+        self.cancelled: list[int] = []
+
+        @self.server.tool(annotations={"destructiveHint": True})
+        async def cancel(order: int) -> str:
+            self.cancelled.append(order)
+            return "cancelled"
+
+
+@requirement("P-19")
+async def test_an_approval_and_the_limits_of_replicas_are_counted_once_on_a_cluster() -> None:
+    """No change of the package touches two slots: the cluster would refuse it."""
+    name = fresh_name()
+    replicas = [Replica(name) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        for each in replicas:
+            stack.push_async_callback(each.store.close)
+        peers = [await stack.enter_async_context(Peer(each.server)) for each in replicas]
+        assert (await peers[0].call("cancel", {"order": 7})).is_error
+        [waiting] = await replicas[1].server.approvals.open()
+        await replicas[1].server.approvals.decide(waiting.id, True, by="ops", remember=0)
+        answers = await asyncio.gather(*(peer.call("cancel", {"order": 7}) for peer in peers))
+        assert [answer.text for answer in answers if not answer.is_error] == ["cancelled"]
+        assert [order for each in replicas for order in each.cancelled] == [7]
+        assert (await peers[0].call("cancel", {"order": 7})).is_error  # there is a question again
+        [waiting] = await replicas[2].server.approvals.open()
+        await replicas[2].server.approvals.decide(waiting.id, True, by="ops", remember=60)
+        assert [(await peer.call("cancel", {"order": 7})).text for peer in peers] == ["cancelled"] * 3
+        [grant] = await replicas[0].server.approvals.grants()
+        assert await replicas[0].server.approvals.revoke(grant.id, by="ops")
+    assert replicas[0].store.trouble == ""

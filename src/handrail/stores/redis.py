@@ -38,7 +38,7 @@ from handrail.stores.redis_nodes import RedisNodes
 
 FORMAT = "handrail:1:"
 HEARTBEAT_SECONDS = 3.0  # between two signs of life of a connection that listens
-REPLICA_SECONDS = 1.0  # until the replicas must have a write
+REPLICA_SECONDS = 0.5  # until the replicas must have a write
 MAX_TTL_MILLISECONDS = 10**14
 MAX_PAGE_ROWS = 1000  # of one run of the script that scans
 
@@ -239,7 +239,7 @@ class RedisStore(Store):
     async def add(self, key: str, amount: int = 1, *, ttl: float | None = None) -> int:
         change = ("add", "", key, amount, _milliseconds(ttl), "")
         try:
-            [total] = await self._run(COMMIT, [*self._indexes(tag_of(key)), self._name(key, "v")], change)
+            [total] = await self._run(COMMIT, [*self._indexes(tag_of(key)), self._name(key, "v")], change, self._wait)
         except StoreError as problem:
             if "NOCOUNTER" in str(problem):
                 raise StoreError(f"{key}: what is kept there is not a counter") from None
@@ -389,19 +389,23 @@ class RedisStore(Store):
             raise StoreError(
                 f"commit: keys of different kinds are not kept together in Redis: {', '.join(sorted(tags))}"
             )
-        results: list[int] | None = await self._run(COMMIT, [*self._indexes(tags.pop()), *names], arguments)
+        results: list[int] | None = await self._run(COMMIT, [*self._indexes(tags.pop()), *names], arguments, self._wait)
         return results
 
     async def run_script(self, script: Script, keys: Sequence[str], args: Sequence[bytes | int]) -> Any:
-        """Run a script in one round trip. Its keys have names of their own, and one tag: that of their kind."""
+        """Run a script in one round trip. Its keys have names of their own, and one tag: that of their kind.
+
+        What it writes is for what may be lost, such as counts: it does not wait for replicas.
+        """
         if len({tag_of(key) for key in keys}) != 1:
             raise StoreError(f"script: its keys are not kept together in Redis: {', '.join(keys)}")
         return await self._run(script, [self._name(key, "x") for key in keys], args)
 
-    async def _run(self, script: Script, names: Sequence[bytes], args: Sequence[bytes | str | int]) -> Any:
+    async def _run(
+        self, script: Script, names: Sequence[bytes], args: Sequence[bytes | str | int], wait: Sequence[Command] = ()
+    ) -> Any:
         self._check_process()
         rest = (len(names), *names, *args)
-        wait = self._wait if script.writes else []
         try:
             replies = await self._nodes.call(names[0], [("EVALSHA", script.digest, *rest), *wait])
             if isinstance(replies[0], NoScriptError):

@@ -61,10 +61,8 @@ class RedisUrl(Struct, frozen=True, repr_omit_defaults=True):
         userinfo, _, netloc = rest.netloc.rpartition("@")
         username, _, password = userinfo.partition(":")
         options = dict(parse_qsl(rest.query, keep_blank_values=True))
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise ValueError(
-                f"store: {unknown[0][:40]!r} is not an option of a Redis URL: {', '.join(sorted(_OPTIONS))}"
-            )
+        if options.keys() - _OPTIONS:
+            raise ValueError(f"store: a Redis URL has no option but {', '.join(sorted(_OPTIONS))}")
         if not base.endswith("ss") and options.keys() & _TLS_OPTIONS:
             raise ValueError("store: options of TLS belong to rediss://")
         if not options.get("replicas", "0").isdecimal():
@@ -205,6 +203,8 @@ class RedisConnection:
                 await self._wakeup.wait()
                 self._wakeup.clear()
                 pieces = [each.packed for each in self._unsent]
+                for each in self._unsent:
+                    each.packed = b""
                 self._unanswered.extend(self._unsent)
                 self._unsent.clear()
                 self._unsent_bytes = 0
