@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
+from collections.abc import Awaitable
 
 from msgspec.json import decode
 
+from clocked_redis import connected
 from handrail import Call, Server, ToolResult
 from handrail.engine.pipeline import Handler
-from handrail.guards.limits import MemoryLimiter, Rates, StoreLimiter, Throttled, ToolRate
+from handrail.guards.limits import Admission, Limiter, MemoryLimiter, Rates, StoreLimiter, Throttled, ToolRate
+from handrail.guards.redis_limits import RedisLimiter
+from handrail.stores.redis import RedisStore
 from handrail.stores.sqlite import SqliteStore
 
 HOUR = 3600
@@ -42,6 +47,11 @@ def limited() -> Server:
     return server
 
 
+async def _ask(limiter: Limiter) -> Admission:
+    answer = limiter.take("alice", "tool")
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
 async def _take_all(path: str, rates: Rates, tries: int) -> None:
     """Say how many calls were let through, from when to when: of so many, while no clock runs; or else in a while."""
     store = SqliteStore(path, durable=False)
@@ -52,8 +62,7 @@ async def _take_all(path: str, rates: Rates, tries: int) -> None:
     begun = time.time()
     while asked < tries if tries else (asked < 100 or time.time() < begun + 0.5):
         asked += 10
-        for said in [limiter.take("alice", "tool") for _ in range(10)]:
-            answer = said if said is None or isinstance(said, Throttled) else await said
+        for answer in await asyncio.gather(*(_ask(limiter) for _ in range(10))):
             taken += answer is None
     print(taken, begun, time.time(), flush=True)
     await limiter.close()
@@ -64,9 +73,28 @@ async def _hold(path: str, rates: Rates, slots: int) -> None:
     """Hold slots, say so, and wait to be killed."""
     limiter = StoreLimiter(SqliteStore(path, durable=False), rates, lease_seconds=HOUR)
     for _ in range(slots):
-        said = limiter.take("alice", "tool")
-        assert said is not None and not isinstance(said, Throttled)
-        await said
+        assert callable(await _ask(limiter))
+    print("held", flush=True)
+    await asyncio.sleep(HOUR)
+
+
+async def _flood_redis(place: str, rates: Rates, pause_ms: int) -> None:
+    """Call as fast as that allows until killed, and write a byte for each call that was let through."""
+    name, url = place.split()
+    limiter = RedisLimiter(await connected(RedisStore(url, name=name)), rates)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        answers = await asyncio.gather(*(_ask(limiter) for _ in range(20)))
+        os.write(1, b"." * sum(each is None or callable(each) for each in answers))
+        await asyncio.sleep(pause_ms / 1000)
+
+
+async def _hold_redis(place: str, rates: Rates, slots: int) -> None:
+    name, url = place.split()
+    limiter = RedisLimiter(await connected(RedisStore(url, name=name)), rates, lease_seconds=1)
+    for _ in range(slots):
+        assert callable(await _ask(limiter))
     print("held", flush=True)
     await asyncio.sleep(HOUR)
 
@@ -74,7 +102,5 @@ async def _hold(path: str, rates: Rates, slots: int) -> None:
 if __name__ == "__main__":
     what, path, limits, number = sys.argv[1:]
     known = decode(limits, type=Rates)
-    if what == "take":
-        asyncio.run(_take_all(path, known, int(number)))
-    else:
-        asyncio.run(_hold(path, known, int(number)))
+    works = {"take": _take_all, "hold": _hold, "flood redis": _flood_redis, "hold redis": _hold_redis}
+    asyncio.run(works[what](path, known, int(number)))

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from handrail import stores
 from handrail.approvals.webhook import WebhookSender
@@ -23,7 +23,8 @@ from handrail.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail
-    from handrail.guards.limits import StoreLimiter
+    from handrail.guards.limits import SharedLimiter
+    from handrail.stores.redis import RedisStore
 log = logging.getLogger("handrail")
 
 
@@ -162,13 +163,27 @@ class _GuardOpening:
             store = stores.open(self._own_store.path, durable=False, clock=guards.clock)
             self._stack.push_async_callback(store.close)
         local_limiter = MemoryLimiter(alone, find=without_counts(guards.find_limit))
-        limiter = StoreLimiter(store, together, name=guards.name, find=guards.find_limit, local_limiter=local_limiter)
+        limiter: SharedLimiter
+        if stores.supports(store, "scripts"):
+            from handrail.guards.redis_limits import RedisLimiter
+
+            limiter = RedisLimiter(
+                cast("RedisStore", store),
+                together,
+                name=guards.name,
+                find=guards.find_limit,
+                local_limiter=local_limiter,
+            )
+        else:
+            limiter = StoreLimiter(
+                store, together, name=guards.name, find=guards.find_limit, local_limiter=local_limiter
+            )
         guards.store_limiter = limiter
         if rates.split()[1] is not None or any(each.all for each in limits.values()):
             guards.limiter = guards.shared_limiter = limiter
         self._stack.push_async_callback(self._stop_sharing, limiter)
 
-    async def _stop_sharing(self, limiter: StoreLimiter) -> None:
+    async def _stop_sharing(self, limiter: SharedLimiter) -> None:
         await limiter.close()
         self._guards.limiter = self._guards.request_limiter
         self._guards.shared_limiter = self._guards.store_limiter = None

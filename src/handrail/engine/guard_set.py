@@ -53,7 +53,7 @@ from handrail.text.secrets import Secrets
 
 if TYPE_CHECKING:
     from handrail.audit.log import Trail, TrailSettings
-    from handrail.guards.limits import StoreLimiter
+    from handrail.guards.limits import SharedLimiter
 
 log = logging.getLogger("handrail")
 
@@ -152,8 +152,8 @@ class GuardSet:
     policy: Policy
     limiter: Limiter | None  # of calls
     request_limiter: MemoryLimiter | None  # of requests that are no calls
-    shared_limiter: StoreLimiter | None = None  # of calls and lists, while the server serves with other processes
-    store_limiter: StoreLimiter | None = None  # the same, also if nothing is limited yet that it could count
+    shared_limiter: SharedLimiter | None = None  # of calls and lists, while the server serves with other processes
+    store_limiter: SharedLimiter | None = None  # the same, also if nothing is limited yet that it could count
     shares: CallerSlots | None  # of the slots of tools, by caller
     sanitizer: Sanitizer | None
     secrets: frozenset[str]  # values that must not leave
@@ -253,6 +253,7 @@ class GuardSet:
         """Return why what the server needs cannot be reached now, by what is affected; nothing while all can be."""
         stores = {"approvals": self.store, "sessions": self.shared_store}
         troubles = {name: getattr(store, "trouble", "") for name, store in stores.items()}
+        troubles["limits"] = "" if self.shared_limiter is None else self.shared_limiter.trouble
         return {name: trouble for name, trouble in troubles.items() if trouble}
 
     def mask_arguments(self, arguments: Object) -> Object:
@@ -347,7 +348,9 @@ class GuardSet:
             if share is not None:
                 share()
             if isinstance(problem, StoreError):
-                raise _unrecorded(call, problem) from None
+                log.error("limits: call of %r refused, it cannot be counted: %s", call.name, problem)
+                text = f"{call.name} was not called: it cannot be counted now; the server's log says why"
+                raise Refused(Kind.UNRECORDED, text) from None
             raise
         return (
             partial(_release, admission, share) if admission is not None and share is not None else share or admission

@@ -177,11 +177,22 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = field(default_factory=dict)
     shared: Annotated[
         bool | None,
-        Meta(description="Count over all processes that use the same state file; unset: those limits that were set."),
+        Meta(description="Count over all processes that use the same store; unset: those limits that were set."),
     ] = None
     local: Annotated[
         bool, Meta(description="Whether the user of this machine is limited too, beyond what holds for a tool.")
     ] = False
+    exact: Annotated[
+        bool,
+        Meta(description="On Redis: ask for every call, also at rates over 200 a second, where processes take shares."),
+    ] = False
+    when_down: Annotated[
+        Literal["refuse", "local"] | None,
+        Meta(
+            description="While Redis is away: refuse calls, or count them in each process; unset: refuse those that a"
+            " limit was set for."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         expect("Rates: tool", self.tool, "ToolRate(…)", ToolRate)
@@ -409,6 +420,7 @@ class Charge(Struct, eq=False):
     limit: str
     cost: int
     slack: int  # how far from full the bucket may be, to have as much
+    token: int  # what one call of cost 1 takes
     full_at: dict[str, int]  # caller -> when the bucket will be
 
 
@@ -496,6 +508,7 @@ def _charges(
             f"{rate} for {owner}",
             cost_ns,
             rate.burst * token_ns - cost_ns,
+            token_ns,
             {} if full_at is None else full_at,
         )
     ]
@@ -527,44 +540,41 @@ COUNT_TIMEOUT_SECONDS = 10.0  # for one of them
 EXTRA_TTL_SECONDS = 1.0  # that the store keeps a value for longer than it is needed
 
 
-class StoreLimiter:
-    """Counts in `store`, by the time of day, which is what processes have in common.
+class SharedLimiter:
+    """A limiter whose processes count together; a subclass settles a group of calls in one exchange.
 
-    When that goes back, a bucket is at worst empty, and fills in its own time. A slot is held by a lease, renewed while
-    the call runs: the slots of a process that was killed are free when its lease ends.
+    A slot is held by a lease, renewed while the call runs: the slots of a process that was killed are free when its
+    lease ends. Servers of different names count apart. `local_limiter` has what each process counts by itself.
 
-    For one event loop. The store need not be durable: to lose some counts in a power cut does no harm. Servers of
-    different names count apart, and `alone` says what need not be asked of the store.
+    For one event loop.
     """
+
+    trouble = ""  # why the processes cannot count together now; empty while they can
 
     def __init__(
         self,
-        store: Store,
         rates: Rates,
-        *,
-        name: str = "",
-        find: FindLimit | None = None,
-        local_limiter: MemoryLimiter | None = None,
-        lease_seconds: float = 30.0,
-        clock: Callable[[], int] = time.time_ns,
+        name: str,
+        find: FindLimit | None,
+        local_limiter: MemoryLimiter | None,
+        lease_seconds: float,
+        clock: Callable[[], int],
     ) -> None:
-        self._store = store
         self._prefix = f"{len(name)}:{name}:" if name else ""
         self._local_limiter = local_limiter
         self.plans = Plans(rates, find)
         self._lease = round(lease_seconds * 1e9)
         self._clock = clock
         self._holder_id = token_hex(8)
-        self._salt = b""
         self._held: Counter[str] = Counter()  # slots, by tool
         self._stale: set[str] = set()  # tools of whose slots the store has to be told
-        self._waiting: list[_PendingTake] = []
+        self._waiting: list[PendingTake] = []
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         # By caller and tool: from when until when, and what was said.
         self._refusals: dict[tuple[str, str], dict[str, tuple[int, int, Throttled]]] = {}
 
-    def take(self, principal: str, tool: str, address: str = "") -> Throttled | Awaitable[Admission] | None:
+    def take(self, principal: str, tool: str, address: str = "") -> Admission | Awaitable[Admission]:
         plan = self.plans[tool]
         if address and principal == ANONYMOUS:
             charges, kind, caller = plan.address_charges, "address", network(address)
@@ -580,13 +590,20 @@ class StoreLimiter:
         if not charges and plan.slots is None:
             return None
         caller, name = self._prefix + caller, self._prefix + plan.name
-        # No token is put back, so a refusal stands until its time has come: a flood does not reach the store.
+        refusal = self._standing_refusal(name, kind, caller)
+        return self._enqueue(tool, plan, kind, caller, charges) if refusal is None else refusal
+
+    def _standing_refusal(self, name: str, kind: str, caller: str) -> Throttled | None:
+        """Return an earlier refusal of such a call while its time has not come.
+
+        No token is put back, so it stands until then: a flood does not reach the store.
+        """
         refusals = self._refusals.get((kind, caller))
         if refusals is not None and name in refusals:
             since, until, throttled = refusals[name]
             if since <= (now := self._clock()) < until:
                 return Throttled((until - now) / 1e9, throttled.limit, throttled.scope)
-        return self._enqueue(plan, kind, caller, charges)
+        return None
 
     def forget(self, tool: str) -> None:
         """Look up the limit of a tool anew."""
@@ -595,13 +612,15 @@ class StoreLimiter:
         if self.plans.forget(tool):
             self._refusals.clear()  # what was refused may be allowed now
 
-    def take_slot(self, tool: str) -> Awaitable[Admission] | None:
+    def take_slot(self, tool: str) -> Admission | Awaitable[Admission]:
         plan = self.plans[tool]
-        return None if plan.slots is None else self._enqueue(plan, "", "", [])
+        return None if plan.slots is None else self._enqueue(tool, plan, "", "", [])
 
-    def _enqueue(self, plan: Plan, kind: str, caller: str, charges: list[Charge]) -> Awaitable[Admission]:
+    def _enqueue(
+        self, called: str, plan: Plan, kind: str, caller: str, charges: list[Charge]
+    ) -> Admission | Awaitable[Admission]:
         name, admission = self._prefix + plan.name, asyncio.get_running_loop().create_future()
-        pending = _PendingTake(name, kind, caller, charges, plan.slots, plan.owner, admission)
+        pending = PendingTake(called, name, kind, caller, charges, plan.slots, plan.owner, admission)
         self._waiting.append(pending)
         self._ensure_running()
         return _await_admission(pending)
@@ -653,10 +672,56 @@ class StoreLimiter:
                     if not each.admission.done():
                         each.admission.set_exception(StoreError(f"limits: {problem}"))
 
-    async def _settle(self, group: list[_PendingTake], stale: set[str]) -> None:
+    async def _settle(self, group: list[PendingTake], stale: set[str]) -> None:
+        """Decide a group of calls, and say how many slots of the `stale` tools this process holds."""
+        raise NotImplementedError
+
+    def _resolve(self, pending: PendingTake, admission: Throttled | None, now: int) -> None:
+        """Tell a call what was decided."""
+        if pending.admission.done():  # cancelled meanwhile: its slot is free
+            if pending.slots is not None:
+                self._stale.add(pending.tool)
+        elif admission is None and pending.slots is not None:
+            pending.admission.set_result(self._grant_slot(pending.tool))
+        else:
+            pending.admission.set_result(admission)
+        self._remember_refusal(pending, now, admission)
+
+    def _remember_refusal(self, pending: PendingTake, now: int, refusal: Throttled | None) -> None:
+        if refusal is None:  # from now on the others are refused for longer
+            self._refusals.pop((pending.kind, pending.caller), None)
+        elif refusal.scope != "concurrency":
+            if len(self._refusals) >= MAX_BUCKETS:
+                self._refusals.clear()
+            until = now + round(refusal.retry_after * 1e9)
+            self._refusals.setdefault((pending.kind, pending.caller), {})[pending.tool] = (now, until, refusal)
+
+
+class StoreLimiter(SharedLimiter):
+    """Counts in `store`, by the time of day, which is what processes have in common.
+
+    When that goes back, a bucket is at worst empty, and fills in its own time. The store need not be durable: to lose
+    some counts in a power cut does no harm.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rates: Rates,
+        *,
+        name: str = "",
+        find: FindLimit | None = None,
+        local_limiter: MemoryLimiter | None = None,
+        lease_seconds: float = 30.0,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        super().__init__(rates, name, find, local_limiter, lease_seconds, clock)
+        self._store = store
+        self._salt = b""
+
+    async def _settle(self, group: list[PendingTake], stale: set[str]) -> None:
         if not self._salt and any(each.kind == "address" for each in group):
-            await self._store.put("rate:salt", token_bytes(16), if_absent=True)
-            self._salt = await self._store.get("rate:salt") or b""
+            self._salt = await shared_salt(self._store)
         for each in group:
             each.keys = [_key(each, charge, self._salt) for charge in each.charges]
         tools = stale | {each.tool for each in group if each.slots is not None}
@@ -673,22 +738,7 @@ class StoreLimiter:
         else:
             admissions = [CONTENDED] * len(group)
         for each, admission in zip(group, admissions, strict=True):
-            if each.admission.done():  # cancelled meanwhile: its slot is free
-                self._stale |= tools & {each.tool}
-            elif admission is None and each.slots is not None:
-                each.admission.set_result(self._grant_slot(each.tool))
-            else:
-                each.admission.set_result(admission)
-            self._remember_refusal(each, now, admission)
-
-    def _remember_refusal(self, pending: _PendingTake, now: int, refusal: Throttled | None) -> None:
-        if refusal is None:  # from now on the others are refused for longer
-            self._refusals.pop((pending.kind, pending.caller), None)
-        elif refusal.scope != "concurrency":
-            if len(self._refusals) >= MAX_BUCKETS:
-                self._refusals.clear()
-            until = now + round(refusal.retry_after * 1e9)
-            self._refusals.setdefault((pending.kind, pending.caller), {})[pending.tool] = (now, until, refusal)
+            self._resolve(each, admission, now)
 
 
 async def await_charge(pending: Awaitable[Admission]) -> None:
@@ -697,15 +747,16 @@ async def await_charge(pending: Awaitable[Admission]) -> None:
         async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
             admission = await pending
     except (StoreError, TimeoutError) as problem:
-        log.error("a request was refused, as it cannot be counted: %s", str(problem) or "it takes too long")
+        log.error("limits: request refused, it cannot be counted: %s", str(problem) or "it takes too long")
         raise Refused(Kind.UNRECORDED, "This cannot be counted now; the server's log says why") from None
     if isinstance(admission, Throttled):
         raise admission.refusal()
 
 
-class _PendingTake(Struct, eq=False):
+class PendingTake(Struct, eq=False):
     """A call that waits for its turn."""
 
+    called: str  # the tool
     tool: str  # or what is counted together
     kind: str
     caller: str
@@ -716,7 +767,7 @@ class _PendingTake(Struct, eq=False):
     keys: list[str] = []
 
 
-async def _await_admission(pending: _PendingTake) -> Admission:
+async def _await_admission(pending: PendingTake) -> Admission:
     try:
         return await pending.admission
     except asyncio.CancelledError:
@@ -736,7 +787,7 @@ class _Settlement(Struct, eq=False):
     held: Counter[str]
     full_at: dict[str, int] = {}
 
-    def charge(self, pending: _PendingTake) -> Throttled | None:
+    def charge(self, pending: PendingTake) -> Throttled | None:
         now, tightest, wait, ends = self.now, None, 0, {}
         for charge, key in zip(pending.charges, pending.keys, strict=True):
             window = charge.cost + charge.slack
@@ -796,12 +847,22 @@ def _slots(tool: str) -> str:
     return f"slots:{tool}"
 
 
-def _key(pending: _PendingTake, charge: Charge, salt: bytes) -> str:
-    """Where a bucket is kept. Addresses, of which a client can make up any number, share 65,536 of each sort.
+async def shared_salt(store: Store) -> bytes:
+    """Return the secret of all processes by which addresses are distributed over buckets."""
+    await store.put("rate:salt", token_bytes(16), if_absent=True)
+    return await store.get("rate:salt") or b""
+
+
+def bucket_owner(pending: PendingTake, salt: bytes) -> str:
+    """Return whose bucket a call is charged to. Addresses, of which a client can make up any number, share 65,536.
 
     Which addresses share one is a secret: no client can choose an address to use up the bucket of another.
     """
-    caller = pending.caller
-    if pending.kind == "address":
-        caller = blake2b(caller.encode("utf-8", "surrogatepass"), key=salt, digest_size=2).hexdigest()
-    return f"rate:{pending.kind}:{len(caller)}:{caller}:{charge.name}"
+    if pending.kind != "address":
+        return pending.caller
+    return blake2b(pending.caller.encode("utf-8", "surrogatepass"), key=salt, digest_size=2).hexdigest()
+
+
+def _key(pending: PendingTake, charge: Charge, salt: bytes) -> str:
+    owner = bucket_owner(pending, salt)
+    return f"rate:{pending.kind}:{len(owner)}:{owner}:{charge.name}"

@@ -184,7 +184,8 @@ CHECK = """#!lua flags=no-writes
 local lacking = {}
 for _, command in ipairs({
   {'GET', 'K'}, {'SET', 'K', ''}, {'DEL', 'K'}, {'INCRBY', 'K', '1'}, {'EXISTS', 'K'},
-  {'PERSIST', 'K'}, {'PEXPIREAT', 'K', '1'}, {'PEXPIRETIME', 'K'}, {'TIME'}, {'PING'},
+  {'HGET', 'K', ''}, {'HSET', 'K', '', ''}, {'HDEL', 'K', ''}, {'PEXPIRE', 'K', '1'}, {'TIME'}, {'PING'},
+  {'PERSIST', 'K'}, {'PEXPIREAT', 'K', '1'}, {'PEXPIRETIME', 'K'},
   {'ZADD', 'K', '0', ''}, {'ZREM', 'K', ''}, {'ZRANGEBYLEX', 'K', '-', '+'}, {'ZRANGEBYSCORE', 'K', '0', '1'},
   {'XADD', 'K', '*', '', ''}, {'XRANGE', 'K', '-', '+'}, {'XREVRANGE', 'K', '+', '-'},
   {'EVALSHA', '', '1', 'K'}, {'SPUBLISH', 'K', ''}, {'SSUBSCRIBE', 'K'}, {'SUNSUBSCRIBE', 'K'},
