@@ -56,7 +56,8 @@ FLOODS := protocol/test_resources guards/test_resource_attacks
 GATEWAY := gateway/test_matrix gateway/test_faults gateway/test_hostile gateway/test_isolation \
 	interop/test_conformance_gateway
 soak: setup peers
-	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/guards/test_fire.py \
+	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/audit/test_postgres.py \
+		tests/guards/test_fire.py \
 		$(TIMED:%=tests/%.py) $(FLOODS:%=tests/%.py) \
 		$(GATEWAY:%=tests/%.py)
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Self
 
 from msgspec import UNSET, DecodeError, Struct, UnsetType, field
 from msgspec.json import Decoder, decode, encode
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from handrail.errors import HandrailError
 from handrail.jsonrpc import encode_sorted
@@ -340,7 +340,11 @@ def verify_chains(
     removed: dict[str, _RemovedChain] = {}
     missing = dict(heads)
     for chain, lines in chains:
-        yield chain, verify(_watch_removals(lines, removed), head=missing.pop(chain, ""), now=now)
+        watched = _ChainWatch(chain, removed)
+        report = verify(watched.pass_on(lines), head=missing.pop(chain, ""), now=now)
+        if report.flaw is None and watched.foreign is not None:
+            report = replace(report, flaw=watched.foreign, bad=1)
+        yield chain, report
     for chain, head in missing.items():
         noted, end = NotedHead.parse(head), removed.get(chain)
         if end is not None and noted.limits.keep_days and _is_later(end, noted):
@@ -370,16 +374,25 @@ class _RemovedChain(Struct):
     digest: Any = None
 
 
-def _watch_removals(
-    lines: Iterable[tuple[str, bytes]], removed: dict[str, _RemovedChain]
-) -> Iterator[tuple[str, bytes]]:
-    for place, line in lines:
-        if b'"event":"removed"' in line:
-            with suppress(DecodeError):
-                end = decode(line, type=_RemovedChain)
-                if end.event == "removed":
-                    removed[str(end.chain)] = end
-        yield place, line
+class _ChainWatch:
+    """What else the records of one chain tell while it is verified: chains that were deleted, and a foreign record."""
+
+    def __init__(self, chain: str, removed: dict[str, _RemovedChain]) -> None:
+        self.foreign: Defect | None = None
+        self._writer = b'"writer":"%b"' % chain.encode()
+        self._removed = removed
+
+    def pass_on(self, lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+        for place, line in lines:
+            match = _RECORD_START.match(line)
+            if self.foreign is None and match is not None and not line.startswith(self._writer, match.end()):
+                self.foreign = Defect(place, int(match[4]), "it was written to the chain of another writer")
+            if b'"event":"removed"' in line:
+                with suppress(DecodeError):
+                    end = decode(line, type=_RemovedChain)
+                    if end.event == "removed":
+                        self._removed[str(end.chain)] = end
+            yield place, line
 
 
 def _is_later(end: _RemovedChain, noted: NotedHead) -> bool:

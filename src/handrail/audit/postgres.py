@@ -236,7 +236,7 @@ class PostgresTable:
             if sent is not None and isinstance(problem, (*LOST, asyncio.CancelledError)):
                 group.doubtful[sent[0].hash] = sent
             raise
-        self._last = end
+        self._last, self._database.trouble = end, ""
         if now is not None:
             self._ahead = now - self._clock()
         return left_out

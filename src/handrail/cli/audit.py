@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
@@ -34,10 +35,14 @@ from handrail.model import Json, Object
 from handrail.stores import is_database
 from handrail.text.controls import escape, mask_secrets, one_line
 
+if TYPE_CHECKING:
+    from handrail.audit.signature_check import Chains
+
 __all__ = ["run_audit"]
 
 POLL_SECONDS = 0.2
 NOTED_HEAD = re.compile(r"\b([0-9a-f]{1,64}):([0-9a-f]{64}@[0-9]+\.\.[0-9]+(?:,[0-9]+d)?(?:,[0-9]+MB)?)")
+WRITER = re.compile(rb'"writer":"([0-9a-f]{1,64})"')  # the first is the record's own
 COLUMNS = "time server tool outcome seconds confirmed revision arguments_digest arguments".split()
 
 
@@ -237,7 +242,10 @@ def _copy(paths: Sequence[Path | str], args: Namespace) -> ExitCode:
         raise UsageError("export: records are printed unchanged, and a terminal might obey them; add > trail.jsonl")
     for path in paths:
         trail = open_log(path)
-        lines = trail.salvage() if args.salvage else (line for _, line in trail.lines())
+        if isinstance(trail, TrailFile):
+            lines = trail.salvage() if args.salvage else (line for _, line in trail.lines())
+        else:  # chain by chain, so that the copy can be checked
+            lines = (line for _, chain_lines in trail.chains() for _, line in chain_lines)
         sys.stdout.buffer.writelines(lines)
         if trail.damage:
             raise UsageError(f"{trail.damage}: only a part was read; --salvage finds every record that is left")
@@ -245,21 +253,27 @@ def _copy(paths: Sequence[Path | str], args: Namespace) -> ExitCode:
 
 
 def _verify_any(path: Path | str, args: Namespace, screen: Screen) -> ExitCode:
-    if isinstance(path, str):
-        return _verify_database(path, args, screen)
+    log = open_log(path)
+    if not isinstance(log, TrailFile):
+        return _verify_chains(log.name, log.chains, args, screen)
+    if args.writers:
+        return _verify_chains(str(path), lambda: _chains_in(log.lines()), args, screen)
     if args.heads:
         raise UsageError(f"--heads: is for a log in PostgreSQL; {path} has one head: --head HASH@first..last")
-    return _verify(path, args, screen)
+    return _verify(log, path, args, screen)
 
 
-def _verify_database(url: str, args: Namespace, screen: Screen) -> ExitCode:
+def _chains_in(lines: Iterable[tuple[str, bytes]]) -> Chains:
+    """Return the chains in a copy of a log in PostgreSQL, which has one after the other."""
+    return groupby(lines, lambda each: match[1].decode() if (match := WRITER.search(each[1])) else "")
+
+
+def _verify_chains(name: str, read_chains: Callable[[], Chains], args: Namespace, screen: Screen) -> ExitCode:
     """Check the chain of each writer, and that none of those whose heads were noted is gone."""
     if args.head:
         raise UsageError("--head: a log in PostgreSQL has one for each writer; --heads FILE takes an earlier output")
-    log = open_log(url)
-    assert not isinstance(log, TrailFile)
-    signatures = signature_check(log.chains, args)
-    chains = log.chains() if signatures is None else signatures.watch(log.chains())
+    signatures = signature_check(read_chains, args)
+    chains = read_chains() if signatures is None else signatures.watch(read_chains())
     reports = list(verify_chains(chains, _noted_heads(args.heads)))
     signed = None if signatures is None else signatures.report(is_noted=bool(args.heads))
     total = merge_reports(report for _, report in reports)
@@ -270,11 +284,11 @@ def _verify_database(url: str, args: Namespace, screen: Screen) -> ExitCode:
             {"writer": writer, "ok": report.flaw is None, **to_builtins(report), "noted": noted.get(writer, "")}
             for writer, report in reports
         ]
-        document = {"file": log.name, "ok": not code, **to_builtins(total), "writers": writers}
+        document = {"file": name, "ok": not code, **to_builtins(total), "writers": writers}
         screen.data(document if signed is None else {**document, "signatures": to_builtins(signed)})
         return code
     verdict = screen.paint("bad", "red") if code else screen.paint("good", "green")
-    screen.write(f"{escape(log.name, lines=False)}: {verdict}: {total.records} records of {len(reports)} writers")
+    screen.write(f"{escape(name, lines=False)}: {verdict}: {total.records} records of {len(reports)} writers")
     for writer, report in reports:
         places = f", {report.first} to {report.last}" if report.records else ""
         if report.flaw:
@@ -305,8 +319,7 @@ def _noted_heads(file: str | None) -> dict[str, str]:
     return heads
 
 
-def _verify(path: Path, args: Namespace, screen: Screen) -> ExitCode:
-    trail = TrailFile(path)
+def _verify(trail: TrailFile, path: Path | str, args: Namespace, screen: Screen) -> ExitCode:
     signatures = signature_check(lambda: [("", trail.lines())], args)
     chains = [("", trail.lines())]
     [(_, lines)] = chains if signatures is None else signatures.watch(chains)

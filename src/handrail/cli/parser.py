@@ -338,6 +338,8 @@ def _add_audit_verb(verb: _AddVerb) -> None:
     audit.add_argument("--head", metavar="HEAD", help="verify: a head of the log that was printed earlier")
     heads = "verify: what was printed earlier of a log in PostgreSQL, with a head for each writer"
     audit.add_argument("--heads", metavar="FILE", help=heads)
+    writers = "verify: FILE is a copy of a log in PostgreSQL, where each writer has a chain"
+    audit.add_argument("--writers", action="store_true", help=writers)
     grant = "prepare: a role that may add records and read them, and not change them; may be repeated"
     audit.add_argument("--grant", action="append", default=[], metavar="ROLE", help=grant)
     audit.add_argument("--key", metavar="PUBLIC-KEY", help="verify: the key that signs the log, ed25519:… or a file")

@@ -200,6 +200,7 @@ class PostgresDatabase:
                     db.terminate()
                     raise
                 self._idle.append(db)
+                self.trouble = ""
         except DATABASE_ERRORS as problem:
             if is_connected and isinstance(problem, LOST):
                 raise StoreError(f"{self.error(problem)}; what was asked for may have been done") from None
