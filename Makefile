@@ -2,6 +2,7 @@
 # PYTHON=python3.12 make test   uses another interpreter; the environment is made anew when it changes.
 
 PYTHON ?= python3
+WORKERS ?= 5
 UV ?= $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 SHELL := /bin/sh
 
@@ -42,9 +43,10 @@ $(READY): requirements.lock pyproject.toml | $(filter .tools/bin/uv,$(UV))
 demo: setup
 	@SAMPLE="$(SAMPLE)" DEMO_SECONDS="$(DEMO_SECONDS)" $(RUN) examples/demo.py
 
-# Much of the time a test waits for a clock or a process: three share two cores well. The order is that of conftest.py.
+# Most of its time a test waits, for a clock, a process or a browser: five share two cores well. The order is that of
+# conftest.py.
 test: setup peers
-	$(RUN) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -q -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # What `make test` does a few times, as often as docs/reliability.md says; that has the figures of the last run. And the
 # tests of what is promised within a time, which decides only here: on a machine that does nothing else.

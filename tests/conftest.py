@@ -40,12 +40,13 @@ KNOWN_TRANSPORTS = frozenset({"stdio", "memory", "http"})
 EVERYWHERE = ("*", "*")
 # The files that take longest, first: where several processes share the tests, none is left alone with one at the end.
 LONGEST = """
-    gateway/matrix client/settles gateway/hostile client/faults interop/conformance_gateway console/browser
-    protocol/lifecycle guards/fire interop/client console/decisions
-    interop/stdio client/grid server/calling interop/conformance client/client console/looks transports/supervisor
-    transports/stdio protocol/notices protocol/malformed cli/guards console/hostile interop/http protocol/listing
-    interop/gateway_upstreams gateway/isolation interop/conformance_client docs/docs transports/load cli/calls
-    docs/example guards/guards
+    client/settles console/decisions client/faults console/browser docs/docs gateway/matrix cli/guards interop/client
+    client/client console/looks interop/http console/loading audit/log transports/stdio interop/stdio transports/load
+    transports/supervisor gateway/hostile cli/gateway guards/fire server/calling console/hostile server/log_lines
+    console/forms_browser console/resources_browser client/grid interop/conformance_client cli/keys
+    interop/conformance_gateway gateway/faults guards/resources approvals/binding cli/local_file console/tools_browser
+    console/upstreams_browser protocol/notices protocol/resources docs/example interop/client_resources
+    interop/resources http1/connection interop/gateway_upstreams interop/conformance guards/guards gateway/isolation
 """.split()
 
 Entry = dict[str, list[str] | list[tuple[str, str]]]

@@ -88,7 +88,9 @@ package() {
 }
 
 package tmux     # a terminal for the tests of the command line
-package chromium # a browser for those of the console
+# A browser for those of the console. The one without windows takes a third of the time; not every system has it.
+command -v chromium-headless-shell >/dev/null 2>&1 || package chromium
+if apt-cache show chromium-headless-shell >/dev/null 2>&1; then package chromium-headless-shell; fi
 package redis-server
 package postgresql /usr/lib/postgresql/*/bin/initdb # what replicas share
 package nginx-light nginx                           # what stands before them
