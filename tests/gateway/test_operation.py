@@ -20,7 +20,7 @@ from handrail import Client, Principal, Server
 from handrail.audit.reader import TrailFile
 from handrail.client import negotiation
 from handrail.config import ConfigError, read
-from handrail.gateway import health, upstreams as gateway_upstreams
+from handrail.gateway import health, lists as gateway_lists, upstreams as gateway_upstreams
 from handrail.gateway.health import FAILURES, CircuitBreaker
 from handrail.gateway.trust import LockFile, Pins
 from handrail.gateway.upstreams import Upstreams
@@ -819,6 +819,7 @@ async def test_a_connection_that_is_not_used_ends_and_one_with_a_call_in_flight_
 ) -> None:
     monkeypatch.setattr(gateway_upstreams, "POLL_SECONDS", 0.01)
     async with running(R4, "http") as rig:
+        upstream_of(rig).announces = False  # else it would be used while a client listens
         server = operated([behind(rig, name="up", idle_seconds=0.05)])
         async with server.serving(), peer_of(server, "alice") as alice, peer_of(server, "bob") as bob:
             ran(R4, "memory")
@@ -869,6 +870,49 @@ async def test_who_finds_no_room_at_first_is_told_so_and_not_that_there_is_no_su
 
 
 # Notices
+
+
+@requirement("GW-11")
+async def test_a_change_is_told_also_when_nothing_was_called_for_long(
+    monkeypatch: pytest.MonkeyPatch, ran: Ran
+) -> None:
+    """The connection that brings the notice stays while a client of its owner listens, and no longer."""
+    monkeypatch.setattr(gateway_upstreams, "POLL_SECONDS", 0.01)
+    async with offering(R4, simple("one")) as rig:
+        server = operated([behind(rig, name="up", idle_seconds=0.05, new="allow")])
+        async with server.serving(), peer_of(server, "alice") as alice:
+            ran(R4, "memory")
+            assert [each.name for each in await alice.tools()] == ["one"]
+            await alice.notice(CHANGED)
+            alice.notices.clear()
+            async with peer_of(server, "bob") as bob:
+                assert said(await call(bob, "one")) == "I am one"
+                begun = rig.calls("one")[0]["session"]
+            await rig.wait(lambda event: event["kind"] == "ended" and event["session"] == begun)
+            offer(rig, simple("one"), simple("two"))
+            await alice.notice(CHANGED)
+            assert [each.name for each in await alice.tools()] == ["one", "two"]
+
+
+@requirement("GW-11")
+@pytest.mark.parametrize("revision", [R4, R5])
+async def test_an_old_list_is_fetched_again_before_it_is_shown(
+    revision: str, monkeypatch: pytest.MonkeyPatch, ran: Ran
+) -> None:
+    """Nobody tells of changes where the connection has ended."""
+    monkeypatch.setattr(gateway_upstreams, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(gateway_upstreams, "MEMO_SECONDS", 0.0)
+    for name in ("RECHECK_SECONDS", "MAX_AGE_SECONDS"):
+        monkeypatch.setattr(gateway_lists, name, 0.0)
+    async with offering(R4, simple("one")) as rig:
+        upstream_of(rig).announces = False
+        server = operated([behind(rig, name="up", idle_seconds=0.05, new="allow")])
+        async with server.serving(), peer_of(server, "alice", revision) as alice:
+            ran(revision, "memory")
+            assert [each.name for each in await alice.tools()] == ["one"]
+            await rig.wait(lambda event: event["kind"] == "ended")
+            offer(rig, simple("two"))
+            assert [each.name for each in await alice.tools()] == ["two"]
 
 
 @requirement("GW-11")

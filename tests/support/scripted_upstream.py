@@ -257,6 +257,7 @@ class Upstream:
         self.dialect = dialect
         self.tools = [definition(dialect, tool) for tool in TOOLS]
         self.resources: list[str] = []  # URIs
+        self.announces = True  # that its lists have changed
         self.sessions: list[Session] = []
         self.tools_of: Callable[[Session], list[Object]] = lambda session: self.tools
         self.visits: dict[str, int] = {}
@@ -316,7 +317,7 @@ class Upstream:
             self._answer(session, ident, method, message.get("params", {}))
 
     def _answer(self, session: Session, ident: Json, method: str, params: Object) -> None:
-        info: Object = {"capabilities": {"tools": {"listChanged": True}, "logging": {}}}
+        info: Object = {"capabilities": {"tools": {"listChanged": self.announces}, "logging": {}}}
         if self.dialect != R0:
             info["instructions"] = INSTRUCTIONS
         if self.resources:

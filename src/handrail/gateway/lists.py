@@ -34,6 +34,7 @@ ENTRY_TYPES: Mapping[str, type[ListedEntry]] = {
 }
 COALESCE_SECONDS = 0.25  # in which change notices of an upstream become one refresh
 RECHECK_SECONDS = 5.0  # before a list that its upstream does not watch over is fetched again
+MAX_AGE_SECONDS = 60.0  # of such a list; a request for an older one waits for the new one
 RETRY_SECONDS = 5.0  # before a list that could not be had is tried again
 MAX_VIEWS = 256  # of one upstream
 _UNKNOWN_METHOD = -32601
@@ -59,11 +60,11 @@ class View:
         self.key = key
         self.is_loaded = False
         self.loading: asyncio.Task[None] | None = None
-        self.checked_at = float("-inf")
+        self.checked_at = self.listed_at = float("-inf")
         self.problem = ""  # why they could not be had, if this gateway refused it
         self.is_stale = False
         self.needs_sign_in = False  # its caller has no grant, or one that is not taken any more
-        self.has_waited = False  # a request for a list has waited for the first load, and does not again
+        self.has_waited = False  # a request for a list has waited for a load, and none does again before it has come
 
 
 class UpstreamLists:
@@ -100,17 +101,25 @@ class UpstreamLists:
         return view.loading
 
     def wait_seconds(self, owner: str, key: CapabilityKey) -> float:
-        """Return how long a request for a list waits for this upstream."""
+        """Return how long a request for a list waits for this upstream: for a first list, or in place of an old one."""
         view = self._view(owner, key)
-        return 0.0 if view.is_loaded or view.has_waited else self._upstream.terms.list_seconds
+        return 0.0 if view.has_waited or self._is_good(view) else self._upstream.terms.list_seconds
 
     def mark_waited(self, owner: str, key: CapabilityKey) -> None:
-        """Let no other request for a list wait for the first load."""
+        """Let no other request for a list wait for this load."""
         view = self._view(owner, key)
-        if not view.is_loaded and not view.has_waited:
+        if self._is_good(view) or (view.is_loaded and view.loading is None):
+            return
+        if not view.has_waited:
             self._upstream.lose("LOSSY-23")
-            log.warning("gateway: %s: a list went without it: it has not answered yet", self._upstream.name)
+            what = "an old list of it was served" if view.is_loaded else "a list went without it"
+            log.warning("gateway: %s: %s: it has not answered yet", self._upstream.name, what)
         view.has_waited = True
+
+    def _is_good(self, view: View) -> bool:
+        """Return whether a list can be served at once: its upstream watches over it, or it is not old."""
+        is_new = time.monotonic() - view.listed_at <= MAX_AGE_SECONDS
+        return view.is_loaded and (is_new or self._pool.is_watched(view.owner, view.key))
 
     def own_entry(self, entry: ToolEntry, owner: str, key: CapabilityKey) -> ToolEntry | None:
         """Return what a caller has in place of an entry; None if the upstream does not list it for that caller."""
@@ -173,6 +182,7 @@ class UpstreamLists:
                     lists[method] = None
             self._catalog.apply(self._view_key(view.owner, view.key), lists, self._upstream.revision)
             shared.is_loaded, view.needs_sign_in = True, False
+            shared.has_waited, shared.listed_at = False, time.monotonic()
             if shared is not view:
                 self.views.pop((view.owner, view.key), None)
             self._pool.breaker(view.owner).add_success()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -95,7 +95,7 @@ class SessionPool:
             raise TransportError(text, sent=Sent.NO, server=self._upstream.name)
         self._upstream.on_opening()
         try:
-            await session.connection.open()
+            await session.open()
         except PeerError as problem:
             session.is_started = True
             self._note_end(session)
@@ -184,11 +184,15 @@ class SessionPool:
         for session in [each for each in self.sessions.values() if principal_of(each.owner) == principal]:
             self.end(session)
 
-    def end_idle(self, now: float) -> None:
-        """End the connections that were not used for long; `now` is a time of the event loop."""
+    def end_idle(self, now: float, listening: Set[str]) -> None:
+        """End the connections that were not used for long; `now` is a time of the event loop.
+
+        A connection that brings change notices stays while a client of its owner listens; `listening` has such owners.
+        """
         for session in list(self.sessions.values()):
             is_idle = not session.is_busy and session is not self.stateless
-            if is_idle and now - session.last_used > self._upstream.terms.idle_seconds:
+            is_old = now - session.last_used > self._upstream.terms.idle_seconds
+            if is_idle and is_old and not (session.owner in listening and self.is_watched(session.owner, session.key)):
                 self.end(session)
 
     def is_watched(self, owner: str, key: CapabilityKey) -> bool:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
@@ -155,6 +156,7 @@ class UpstreamSession:
         self._transport: ClientTransport | None = None  # of the last call
         self._level = "info"  # that the upstream was told; what our callers have by default
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._uses = 0  # openings and lists under way
         self._lists: dict[str, ServerList[Any, ListedEntries[Any]]] = {}
 
     def _on_stderr(self, line: str) -> None:
@@ -263,8 +265,8 @@ class UpstreamSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls are on their way, or updates of resources are awaited."""
-        return bool(self.calls or self.connection.watches)
+        """Whether it opens, calls or lists are on their way, or updates of resources are awaited."""
+        return bool(self.calls or self._uses or self.connection.watches)
 
     def expire_lists(self) -> None:
         """Have each list fetched anew when it is asked for."""
@@ -273,12 +275,28 @@ class UpstreamSession:
 
     async def fetch(self, method: str, entry_type: type[ListedEntry]) -> ListedEntries[Any] | None:
         """Return a list of the upstream; None if it declares that it has none."""
-        deadline = self.connection.now() + LIST_SECONDS
-        async with deadline_at(deadline, self.connection.clocks):
+        with self._using():
+            async with deadline_at(self.last_used + LIST_SECONDS, self.connection.clocks):
+                await self.connection.open()
+                if not self.connection.offers(method.partition("/")[0]):
+                    return None
+                return await self.list_of(method, entry_type).get()
+
+    async def open(self) -> None:
+        """Connect, unless the connection is open."""
+        with self._using():
             await self.connection.open()
-            if not self.connection.offers(method.partition("/")[0]):
-                return None
-            return await self.list_of(method, entry_type).get()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the connection from being idle."""
+        self.last_used = self.connection.now()
+        self._uses += 1
+        try:
+            yield
+        finally:
+            self._uses -= 1
+            self.last_used = self.connection.now()
 
     def _on_endless(self, problem: InvalidResult) -> None:
         self.upstream.lose("LOSSY-16")

@@ -20,6 +20,7 @@ from handrail.client.mcp_config import ConnectOptions, targets
 from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.core import Engine
+from handrail.engine.guard_set import owner_of
 from handrail.gateway.pool import SessionPool
 from handrail.gateway.questions import CapabilityKey, capability_key
 from handrail.gateway.settings import Terms, UpstreamOptions
@@ -271,13 +272,22 @@ class Upstreams:
             housekeeping.cancel()
             await asyncio.gather(*(each.close() for each in self.by_name.values()), return_exceptions=True)
 
+    def _listening(self) -> set[str]:
+        """Return the owners of connections that have a client with an open stream for notifications."""
+        owners = set()
+        for stream in list(self.engine.open_streams):
+            owner = owner_of(stream.principal, stream.address)
+            owners |= {owner, f"{owner} #{stream.connection.number}"}
+        return owners
+
     async def _keep_house(self) -> None:
         """Judge the tools anew when a person has accepted some in another process; end what is not used."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(POLL_SECONDS)
+            listening = self._listening()
             for upstream in [*self.by_name.values()]:
-                upstream.pool.end_idle(loop.time())
+                upstream.pool.end_idle(loop.time(), listening)
                 try:
                     await upstream.watches.check(loop.time())
                 except StoreError as problem:  # it knows who is subscribed
