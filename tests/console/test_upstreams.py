@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 
-from handrail import Server
+from authorized_upstream import Upstream as Authorized, authorized_upstream
+from handrail import Principal, Server
 from handrail.approvals.queue import Approvals
+from handrail.auth import OAuth
 from handrail.client.tools import estimated_tokens
 from handrail.console import Console, events, upstreams
 from handrail.gateway.settings import UpstreamOptions
@@ -24,6 +29,7 @@ from paths import ROOT
 from patience import PATIENCE
 from requirements import requirement
 from rigs_console import Object, Page, Refused, Rig, consoled
+from servers_listen import listening
 
 RIG = ROOT / "tests" / "support" / "upstream_console.py"
 HOSTILE = "\x1b[31mred\x1b[0m <img src=x onerror=alert(1)> \u202egpj"
@@ -383,3 +389,59 @@ def test_rows_of_several_workers_become_one() -> None:
     assert (merged["calls"], merged["sessions"], merged["latency_ms"], merged["tools"]) == (2, 2, 4.0, 3)
     assert merged["lossy"] == {"LOSSY-01": 2}
     assert upstreams.merge_rows([]) == []
+
+
+# Sign-ins of callers
+
+
+async def open_page(upstream: Authorized, url: str) -> str:
+    """Sign in with a browser; what its last page shows."""
+    back = await upstream.home.paste(url, urlsplit(url).netloc)
+    async with aiohttp.ClientSession() as session, session.get(back) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+@requirement("GW-08", "P-24", "APP-17", everywhere=True)
+async def test_a_person_signs_in_at_the_console_and_revokes_what_callers_have(tmp_path: Path) -> None:
+    async with authorized_upstream() as upstream:
+        server = Server("gateway", audit=tmp_path / "state.db")
+        server.include(upstream.url, name="box", prefix="box_", trusted=True, auth=OAuth(grant="user"))
+        endpoint = server.asgi()
+        async with consoled(server) as rig, listening(endpoint) as url:
+            rig.console.set_endpoint(url + endpoint.path)
+            page, other = await rig.page("grace"), await rig.page("bob", "view call")
+            texts = [json.dumps(await page.listen())]
+            assert (await page.get("upstreams/box"))["sign_ins"] == {"is_signed_in": False, "callers": [], "count": 0}
+            begun = await page.post("upstreams/box/sign-in")
+            assert begun["needs_code"] and begun["host"] == urlsplit(upstream.home.issuer).netloc
+            shown = await open_page(upstream, begun["url"])
+            with pytest.raises(Refused, match="That is not the code on the page"):
+                await page.post("upstreams/box/sign-in", code="AAAAAAAA")
+            [code] = re.findall("<h1>(.*)</h1>", shown)
+            with pytest.raises(Refused, match="That is not the code on the page"):
+                await other.post("upstreams/box/sign-in", code=code)
+            assert await page.post("upstreams/box/sign-in", code=code) == {}
+            signed_in = {"is_signed_in": True, "callers": ["grace"], "count": 1}
+            assert (await page.get("upstreams/box"))["sign_ins"] == signed_in
+            assert (await other.get("upstreams/box"))["sign_ins"] == {**signed_in, "is_signed_in": False}
+            async with Peer(server, principal=Principal("grace")) as peer:
+                assert (await peer.call("box_whoami", {})).text.startswith("user-")
+            texts += [json.dumps(await page.get("upstreams/box")), json.dumps(await page.get("audit")), shown]
+            with pytest.raises(Refused, match="manage"):
+                await other.post("upstreams/box/sign-out", caller="grace")
+            with pytest.raises(Refused, match="'eve' has not signed in to box"):
+                await page.post("upstreams/box/sign-out", caller="eve")
+            assert await page.post("upstreams/box/sign-out", caller="grace") == {}
+            assert (await page.get("upstreams/box"))["sign_ins"]["callers"] == []
+            records = json.dumps(await page.get("audit"))
+            assert "signed in to upstream box" in records and "revoked sign-in of grace to upstream box" in records
+        assert not [text for text in (*texts, records) for token in upstream.tokens if token in text]
+
+
+async def test_an_upstream_with_credentials_of_the_gateway_has_no_sign_ins(tmp_path: Path) -> None:
+    async with consoled(gateway(Upstream(tmp_path))) as rig:
+        page = await rig.page()
+        assert (await page.get("upstreams/fs"))["sign_ins"] is None
+        with pytest.raises(Refused, match="Callers do not sign in to fs"):
+            await page.post("upstreams/fs/sign-in")

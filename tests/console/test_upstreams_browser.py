@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
+from authorized_upstream import authorized_upstream
 from consoles import Served, chromium as chromium, serving
 from paths import ROOT
 from patience import PATIENCE
 from requirements import requirement
 from rigs_browser import Watched, axe as axe, scan, window
+
+T = TypeVar("T")
 
 RIG = ROOT / "tests" / "support" / "upstream_console.py"
 HOSTILE = '<img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egpj.exe'
@@ -263,3 +271,67 @@ def test_a_scan_of_the_screen_finds_nothing_grave(see: Watched, served: Served, 
     see("stop").click()
     scan(see.page, axe)
     see.page.keyboard.press("Escape")
+
+
+# Sign-ins
+
+
+class Authorization:
+    """The authorization server and its upstream, in a loop of their own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._stack = AsyncExitStack()
+        self.upstream = self._run(self._stack.enter_async_context(authorized_upstream()))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+
+    def last_page(self, url: str) -> str:
+        return self._run(self._last_page(url))
+
+    async def _last_page(self, url: str) -> str:
+        back = await self.upstream.home.paste(url, urlsplit(url).netloc)
+        async with aiohttp.ClientSession() as session, session.get(back) as response:
+            return await response.text()
+
+    def close(self) -> None:
+        self._run(self._stack.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+
+
+def test_a_person_signs_in_with_the_code_of_the_page_and_revokes_it(
+    chromium: Browser, tmp_path: Path, axe: str
+) -> None:
+    authorization = Authorization()
+    try:
+        lines = ["from handrail import Server", "from handrail.auth import OAuth", 'server = Server("gateway")']
+        url = authorization.upstream.url
+        lines.append(f'server.include({url!r}, name="box", prefix="box_", auth=OAuth(grant="user"))')
+        (tmp_path / "gateway.py").write_text("\n".join(lines), "utf-8")
+        with (
+            serving(tmp_path, target=tmp_path / "gateway.py") as made,
+            window(chromium, made, made.link, bypass_csp=True, viewport=NARROW) as see,
+        ):
+            open_upstream(see, "box")
+            expect(see("own-sign-in")).to_have_text("You are not signed in.")
+            see("sign-in").click()
+            href = see("sign-in-page").get_attribute("href")
+            assert href is not None
+            assert see("sign-in-page").get_attribute("rel") == "noopener noreferrer"
+            [code] = re.findall("<h1>(.*)</h1>", authorization.last_page(href))
+            expect(see("sign-in-done")).to_be_disabled()
+            see("sign-in-code").fill(code)
+            scan(see.page, axe)
+            see("sign-in-done").click()
+            expect(see("own-sign-in")).to_have_text("You are signed in.")
+            assert see.page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+            see("revoke-local").click()
+            expect(see("own-sign-in")).to_have_text("You are not signed in.")
+            expect(see("signed-in-local")).to_have_count(0)
+            see.fine()
+    finally:
+        authorization.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -15,8 +15,12 @@ import aiohttp
 import pytest
 
 from authorized_upstream import Upstream, authorized_upstream, name_of
-from handrail import Server
-from handrail.auth import ApiKeys, OAuth
+from handrail import AuthorizationError, Client, Principal, Server, stores
+from handrail.auth import ApiKeys, OAuth, open_browser
+from handrail.engine.dispatcher import Dispatcher
+from handrail.engine.reply_channel import NullChannel
+from handrail.gateway.pool import SessionPool
+from handrail.gateway.session import principal_of
 from handrail.gateway.sign_in import SignIn
 from handrail.guards import Policy, Rule
 from patience import PATIENCE
@@ -33,6 +37,7 @@ R3, R4, R5 = "2025-06-18", "2025-11-25", "2026-07-28"
 ABLE: Object = {"elicitation": {"form": {}, "url": {}}}
 KEYS = {name: ApiKeys.new() for name in ("alice", "bob")}
 SEAL = sha256(b"the processes of one gateway").digest()
+DISCOVERY = "/.well-known/oauth-authorization-server"
 CODE = re.compile(r"<h1>([A-Z2-9]{4}-[A-Z2-9]{4})</h1>")
 
 by_caller = pytest.mark.parametrize("revision", [R4, R5])
@@ -49,14 +54,14 @@ class House:
         self.server: Server
 
     @asynccontextmanager
-    async def serving(self, **auth: Any) -> AsyncIterator[House]:
-        """A process of the gateway: all have one store and one key."""
+    async def serving(self, *more: str, **auth: Any) -> AsyncIterator[House]:
+        """A process of the gateway: all have one store and one key. The upstream may be there under more names."""
         self.server = Server(
             "house", policy=Policy([Rule(verdict="allow")]), rates=None, keys=[SEAL], audit=self.folder / "state.db"
         )
-        self.server.include(
-            self.upstream.url, name="box", prefix="box_", trusted=True, new="allow", auth=OAuth(grant="user", **auth)
-        )
+        for name in ("box", *more):
+            oauth = OAuth(grant="user", **auth)
+            self.server.include(self.upstream.url, name=name, prefix=f"{name}_", trusted=True, new="allow", auth=oauth)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.server.serving())
             endpoint = self.server.asgi(auth=ApiKeys({name: stored for name, (_, stored) in KEYS.items()}))
@@ -75,9 +80,14 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, upstream_revision: str = R3, **options: Any) -> AsyncIterator[House]:
-    async with authorized_upstream([upstream_revision], **options) as upstream, House(upstream, folder).serving() as it:
-        yield it
+async def house(
+    folder: Path, upstream_revision: str = R3, *, more: Sequence[str] = (), **auth: Any
+) -> AsyncIterator[House]:
+    async with (
+        authorized_upstream([upstream_revision]) as upstream,
+        House(upstream, folder).serving(*more, **auth) as rig,
+    ):
+        yield rig
 
 
 @asynccontextmanager
@@ -231,8 +241,15 @@ async def test_a_redirect_counts_once(tmp_path: Path) -> None:
         home = rig.upstream.home
         url = (await Asked(alice, "sign_in_to_box", {}).question())["url"]
         back = await home.paste(url, urlsplit(url).netloc)
-        assert (await open_page(back))[0] == 200
-        for again in (back, back.replace("code=", "code=x"), back.replace("/box?", "/other?")):
+        home.holds = "authorization_code"
+        home.held.clear()
+        first = asyncio.create_task(open_page(back))
+        async with asyncio.timeout(PATIENCE):
+            await home.refresh_came.wait()
+        assert (await open_page(back))[0] == 400  # while the first is on its way
+        home.held.set()
+        assert (await first)[0] == 200
+        for again in (back, back.replace("code=", "code=x")):
             status, page = await open_page(again)
             assert status in (400, 404) and not CODE.search(page)
         assert home.count("/token") == 1
@@ -382,9 +399,14 @@ async def test_two_processes_refresh_once(tmp_path: Path) -> None:
             for issued in home.issued.values():
                 issued.expires_at = 0
             home.held.clear()
+            before = home.count(DISCOVERY)
             calls = [asyncio.create_task(whoami(wire)) for wire in (alice, again)]
             async with asyncio.timeout(PATIENCE):
                 await home.refresh_came.wait()
+                while home.count(DISCOVERY) < before + 2:
+                    await open_page(f"{two.url}/connect/none")
+            for _ in range(20):  # both have had the time to refresh
+                await open_page(f"{two.url}/connect/none")
             home.held.set()
             [name] = {text_of(await each) for each in calls}
             assert name.startswith("user-")
@@ -395,13 +417,15 @@ async def test_two_processes_refresh_once(tmp_path: Path) -> None:
 async def test_a_grant_that_is_revoked_is_used_no_more_in_any_process_even_if_it_is_being_renewed(
     tmp_path: Path,
 ) -> None:
-    async with twins(tmp_path) as (one, two):
+    async with twins(tmp_path) as (one, two), AsyncExitStack() as stack:
         home = one.upstream.home
         async with one.caller("alice", R5, {}) as alice, one.caller("bob", R5) as bob:
             async with one.caller("alice", R5) as asked:
                 await signed_in(one, asked)
             await signed_in(one, bob)
             await whoami(alice)
+            there = await stack.enter_async_context(two.caller("alice", R5, {}))
+            assert await tools_of(there) == ["box_whoami", "box_write"]
             for issued in home.issued.values():
                 issued.expires_at = 0
             home.held.clear()
@@ -411,6 +435,7 @@ async def test_a_grant_that_is_revoked_is_used_no_more_in_any_process_even_if_it
             grants = sign_in_of(two).grants
             assert sorted(await grants.callers()) == ["alice", "bob"]
             assert await grants.revoke("alice") and not await grants.revoke("alice")
+            assert await tools_of(there) == ["sign_in_to_box"]
             home.held.set()
             assert "call sign_in_to_box" in failure_of(await call)
             assert "call sign_in_to_box" in failure_of(await whoami(alice))
@@ -452,3 +477,102 @@ async def test_no_token_is_seen_in_logs_records_results_or_the_store(
     for token in (*tokens, secret):
         assert token.encode() not in stored
         assert not [text for text in texts if token in text]
+
+
+@requirement("P-25", "P-26")
+async def test_a_sign_in_to_one_upstream_is_none_to_another(tmp_path: Path) -> None:
+    async with house(tmp_path, more=("twin",)) as rig:
+        upstream = rig.upstream
+        async with rig.caller("alice", R5) as alice:
+            url = (await Asked(alice, "sign_in_to_box", {}).question())["url"]
+            back = await upstream.home.paste(url, urlsplit(url).netloc)
+            assert "/connect/box?" in back
+            assert (await open_page(back.replace("/connect/box?", "/connect/twin?")))[0] == 400
+            assert upstream.home.count("/token") == 0
+            await signed_in(rig, alice)
+            assert sorted(await tools_of(alice)) == ["box_whoami", "box_write", "sign_in_to_twin"]
+            await signed_in(rig, alice, "sign_in_to_twin")
+            names = {text_of(await alice.call(f"{name}_whoami")) for name in ("box", "twin")}
+            assert len(names) == 2
+
+
+async def test_a_grant_is_not_used_at_another_address_nor_for_another_caller(tmp_path: Path) -> None:
+    async with authorized_upstream() as upstream:
+        async with House(upstream, tmp_path).serving() as rig, rig.caller("alice", R5) as alice:
+            await signed_in(rig, alice)
+        store = stores.open(tmp_path / "state.db")
+        ((key, value),) = await store.scan("sign-in:")
+        await store.put(key.replace("alice", "bob"), value)
+        await store.close()
+        async with House(upstream, tmp_path).serving() as rig, rig.caller("bob", R5) as bob:
+            assert "sign_in_to_box" in str(await whoami(bob))
+    async with house(tmp_path) as moved, moved.caller("alice", R5) as alice:
+        assert await tools_of(alice) == ["sign_in_to_box"] and not moved.upstream.offered
+
+
+@by_caller
+async def test_a_sign_in_that_fails_tells_the_caller_no_address_and_the_log_the_reason(
+    tmp_path: Path, revision: str, caplog: pytest.LogCaptureFixture, ran: Ran
+) -> None:
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", revision) as alice:
+        home = rig.upstream.home
+        home.more_metadata = {"code_challenge_methods_supported": ["plain"]}
+        text = failure_of(await alice.call("sign_in_to_box"))
+        assert text == "box: no sign-in is possible now; the gateway's log says why. Nothing was done."
+        assert "does not offer PKCE with S256" in caplog.text
+        home.more_metadata = {}
+        await signed_in(rig, alice)
+        assert text_of(await whoami(alice)).startswith("user-")
+        home.is_down = True
+        for issued in home.issued.values():
+            issued.expires_at = 0
+        text = failure_of(await whoami(alice))
+        assert text == "box does not take your sign-in, or it cannot be renewed now. Nothing was done."
+        home.is_down = False
+        assert text_of(await whoami(alice)).startswith("user-")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"redirect": "https://gw.example/callback"}, "does not end in /connect/box, where it is received"),
+        ({"browser": open_browser}, "each caller of a gateway signs in; leave browser and folder out"),
+        ({"folder": "x"}, "each caller of a gateway signs in; leave browser and folder out"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_when_the_upstream_is_included(options: Object, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        Server("house").include("http://127.0.0.1:9/mcp", name="box", auth=OAuth(grant="user", **options))
+
+
+def test_a_command_is_not_signed_in_to() -> None:
+    with pytest.raises(ValueError, match="callers sign in over HTTP; this server is a command"):
+        Server("house").include(["python", "x.py"], name="box", auth=OAuth(grant="user"))
+
+
+async def test_a_client_has_one_user() -> None:
+    with pytest.raises(AuthorizationError, match="'user' is for the callers of a gateway"):
+        async with Client("http://127.0.0.1:9/mcp", auth=OAuth(grant="user")):
+            pass
+
+
+async def test_browsers_come_back_where_the_options_say(tmp_path: Path) -> None:
+    redirect = "https://tools.example/mcp/connect/box"
+    async with house(tmp_path, redirect=redirect) as rig:
+        upstream = rig.upstream
+        async with rig.caller("alice", R5) as alice:
+            url = (await Asked(alice, "sign_in_to_box", {}).question())["url"]
+            back = await upstream.home.paste(url, urlsplit(url).netloc)
+            assert back.startswith(f"{redirect}?")
+            status, page = await open_page(back.replace("https://tools.example/mcp", rig.url))
+            assert status == 200 and CODE.search(page)
+
+
+@pytest.mark.parametrize("principal", ["alice", "a #5", "a ##5", " #", "iss#sub #12", "a\n #1"])
+@pytest.mark.parametrize("has_roots", [False, True])
+async def test_the_owner_of_a_connection_names_one_principal_only(principal: str, has_roots: bool) -> None:
+    server = Server("house")
+    peer = Dispatcher(server.engine, NullChannel(), Principal(principal))
+    owner = SessionPool.owner(peer, (False, False, False, False, has_roots), server.engine.offer.handshake[R4])
+    assert principal_of(owner) == principal and (owner == principal) is not (" #" in principal or has_roots)

@@ -287,7 +287,8 @@ class Home:
         self.withholds: tuple[str, ...] = ()  # scopes
         self.more_metadata: Object = {}
         self.servers: list[str] = []
-        self.held = asyncio.Event()  # a refresh waits for it
+        self.holds = "refresh_token"  # requests of this grant wait for `held`
+        self.held = asyncio.Event()
         self.held.set()
         self.refresh_came = asyncio.Event()
         self.judge: Any = Judge(self)
@@ -386,7 +387,7 @@ class Home:
         fields = {name: str(value) for name, value in (await request.post()).items()}
         if self.is_down:
             return web.Response(status=503)
-        if fields["grant_type"] == "refresh_token":
+        if fields["grant_type"] == self.holds:
             self.refresh_came.set()
             await self.held.wait()
         code = self.codes.get(fields.get("code", ""))

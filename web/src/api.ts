@@ -156,7 +156,15 @@ export interface Upstream {
 /** GET api/upstreams/NAME */
 export interface UpstreamDetail {
   tools: UpstreamTool[];
+  sign_ins: { is_signed_in: boolean; callers: string[]; count: number } | null; // where each caller signs in: the person here, and who has
   stderr: { worker: string; lines: string[] }[]; // the last lines, secrets masked; a worker without any is left out
+}
+
+/** POST api/upstreams/NAME/sign-in {} begins; with {code} it ends. */
+export interface SignInPage {
+  url: string; // to be opened by the person
+  host: string;
+  needs_code: boolean; // the page shows a code at the end, which is to be entered here
 }
 
 export type ToolClass = "reads" | "writes" | "destroys";

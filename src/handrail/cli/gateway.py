@@ -105,6 +105,7 @@ class UpstreamSource:
         self.left_out: dict[str, str] = {}  # why an upstream is not included, by its name
         self._args = args
         self._config = command_config.config
+        self.sign_in_store = command_config.approval_place()
         self._screen = screen
         self._pins = pins
         self._current: dict[str, UpstreamPlan] = {}  # what is included

@@ -36,6 +36,8 @@ def run_trust(args: Namespace, screen: Screen) -> int:
     args = Namespace(**{**vars(args), "target": next(iter(files), None), "trust": False})
     source = _source(args, names, screen)
     server = source.load(names, list_seconds=LIST_SECONDS)
+    if any(each.sign_in is not None for each in server.upstreams.values()):
+        server.guard(store=source.sign_in_store)  # with the sign-in of the user of this machine
     with screen.progress("listing the tools"):
         asyncio.run(see_upstreams(server))
     looks = [_Look(each) for each in server.upstreams.values()]
@@ -51,7 +53,8 @@ def run_trust(args: Namespace, screen: Screen) -> int:
         screen.note("nothing was accepted: --accept accepts all as shown")
     if not names:
         source.report(screen)
-    failed = {look.upstream.name: look.upstream.problem for look in looks if not look.is_listed}
+    needs_sign_in = "this user has not signed in to it; the console shows its tools as callers get them"
+    failed = {look.upstream.name: look.upstream.problem or needs_sign_in for look in looks if not look.is_listed}
     if failed:
         raise TransportError("; ".join(f"{name} was not listed: {problem}" for name, problem in failed.items()))
     return ExitCode.OK

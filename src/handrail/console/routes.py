@@ -56,6 +56,8 @@ ROUTES = [
     Route("GET", "/api/upstreams/{name}", "view", upstreams.view),
     Route("POST", "/api/upstreams/{name}/refresh", "manage", upstreams.refresh),
     Route("POST", "/api/upstreams/{name}/accept", "manage", upstreams.accept),
+    Route("POST", "/api/upstreams/{name}/sign-in", "call", upstreams.sign_in),
+    Route("POST", "/api/upstreams/{name}/sign-out", "manage", upstreams.sign_out),
     Route("POST", "/api/try", "call", playground.start),
     Route("POST", "/api/try/check", "call", playground.check),
     Route("POST", "/api/try/{id}/answer", "call", playground.answer),

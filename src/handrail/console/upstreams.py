@@ -18,17 +18,20 @@ from handrail.client.tools import MAX_DESCRIPTION, estimated_tokens, signature
 from handrail.console.access import ApiError, ApiRequest
 from handrail.console.context import ConsoleContext
 from handrail.console.tools import MAX_CHANGES, change_row
+from handrail.errors import AuthorizationError
+from handrail.gateway.sign_in import is_anonymous
 from handrail.gateway.trust import ToolClass
 from handrail.guards.tool_definitions import LockError, fingerprint
 from handrail.jsonrpc import encode
 from handrail.model import Json, Object
-from handrail.text.controls import one_line
+from handrail.text.controls import mask, one_line
 
 if TYPE_CHECKING:
     from handrail.gateway.upstream import Upstream, UpstreamTool
 
 _STATES = ("stopped", "down", "starting", "up", "new")  # of several workers, the first of these counts
 _SUMS = ("calls", "errors", "restarts", "sessions")
+MAX_CALLERS = 1_000  # that are shown as signed in
 _TOOL_COUNTS = ("tools", "tokens", "unseen", "new", "changed")
 
 
@@ -118,8 +121,17 @@ async def view(context: ConsoleContext, request: ApiRequest) -> Object:
     replies = [decode(each) for each in await context.ask_workers("stderr", {"upstream": upstream.name})]
     return {
         "tools": [_tool_row(context, each) for each in upstream.tools],
+        "sign_ins": await _sign_ins(upstream, request.session.who),
         "stderr": sorted((each for each in replies if each["lines"]), key=lambda each: str(each["worker"])),
     }
+
+
+async def _sign_ins(upstream: Upstream, who: str) -> Json:
+    """Return who has signed in, where each caller does; None where callers do not."""
+    if upstream.sign_in is None:
+        return None
+    callers = await upstream.sign_in.grants.callers()
+    return {"is_signed_in": who in callers, "callers": sorted(callers)[:MAX_CALLERS], "count": len(callers)}
 
 
 async def publish_stderr(context: ConsoleContext, data: Object) -> None:
@@ -152,6 +164,39 @@ def find(context: ConsoleContext, name: str) -> Upstream:
 
 
 # What a person does
+
+
+async def sign_in(context: ConsoleContext, request: ApiRequest) -> Object:
+    """Begin the sign-in of the person at the console, or finish it with the code of the page."""
+    upstream, who = find(context, request.path["name"]), request.session.who
+    code = request.body_text("code", "")
+    if upstream.sign_in is None:
+        raise ApiError(409, f"Callers do not sign in to {upstream.name}; its credentials are those of the gateway")
+    if is_anonymous(who):
+        raise ApiError(403, upstream.sign_in.reason(who))
+    try:
+        if not code:
+            begun = await upstream.sign_in.begin(who, context.endpoint)
+            return {"url": begun.pending.url, "host": begun.host, "needs_code": begun.needs_code}
+        is_confirmed = await upstream.sign_in.grants.confirm(who, code)
+    except AuthorizationError as problem:
+        raise ApiError(503, f"No sign-in is possible: {one_line(mask(problem.text), 300)}") from None
+    if not is_confirmed:
+        raise ApiError(409, "That is not the code on the page, or the sign-in has expired; begin again")
+    await context.publish("tools", {})
+    return {}
+
+
+async def sign_out(context: ConsoleContext, request: ApiRequest) -> Object:
+    """Revoke the grant of a caller, in all workers."""
+    upstream, caller = find(context, request.path["name"]), request.body_text("caller")
+    if upstream.sign_in is None or caller not in await upstream.sign_in.grants.callers():
+        raise ApiError(404, f"{caller[:200]!r} has not signed in to {upstream.name}")
+    step = f"revoked sign-in of {one_line(caller, 200)} to upstream {one_line(upstream.name, 100)}"
+    await context.write_audit_record(request.session, step)
+    await upstream.sign_in.grants.revoke(caller)
+    await context.publish("tools", {})
+    return {}
 
 
 async def refresh(context: ConsoleContext, request: ApiRequest) -> Object:

@@ -34,7 +34,7 @@ from handrail.engine.core import Engine
 from handrail.errors import AuthorizationError
 from handrail.oauth.client import OAuth, SignInRequired
 from handrail.oauth.flow import Challenge, ClientRegistration, PendingAuthorization, Redacted, TokenGrant
-from handrail.protocol.http_rules import CONNECT_PATH
+from handrail.protocol.http_rules import CONNECT_PATH, is_local
 from handrail.stores import Delete, Put, Store, StoreError
 from handrail.text.controls import mask, one_line
 
@@ -157,6 +157,9 @@ class UserGrants:
         self.on_change = on_change
         self._url = url
         self._oauth = oauth
+        own, path = oauth.redirect, f"{CONNECT_PATH}{quote(name, safe='')}"
+        if own.startswith("https:") and not own.endswith(path):
+            raise ValueError(f"include {name!r}: auth: redirect: {own!r} does not end in {path}, where it is received")
         self._challenges: dict[str, Challenge] = {}  # by caller: what the upstream has said last
 
     @property
@@ -178,6 +181,10 @@ class UserGrants:
 
     async def begin(self, principal: str, redirect: str, *, needs_code: bool) -> SignInRequest:
         """Return the sign-in that a caller is to finish in a browser: the one under way, or a new one."""
+        if not redirect.startswith("https:") and not is_local(redirect):
+            origin = redirect.partition(CONNECT_PATH)[0]
+            log.error("gateway: %s: no sign-in: browsers would come back to %s in the clear", self.name, origin)
+            raise AuthorizationError("browsers can only come back over https; `redirect` says where, behind a proxy")
         now, challenge = self.engine.clock(), self._challenges.get(principal, Challenge())
         current, _ = await self.load(REQUEST, principal, SignInRequest)
         if current is not None and current.pending.redirect == redirect and current.needs_code == needs_code:

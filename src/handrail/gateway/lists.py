@@ -14,7 +14,7 @@ from handrail.client.resources import ListedResource, ListedTemplate
 from handrail.client.tools import ListedEntries, ListedEntry, ListedTool
 from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry
-from handrail.errors import PeerError, Refused, RemoteProtocolError
+from handrail.errors import AuthorizationError, PeerError, Refused, RemoteProtocolError
 from handrail.gateway.catalog import UpstreamCatalog, ViewKey
 from handrail.gateway.pool import SessionPool
 from handrail.gateway.questions import NO_CAPABILITIES, CapabilityKey
@@ -196,6 +196,8 @@ class UpstreamLists:
             ):
                 view.is_stale = True  # the next request for a list speaks the other revision
             view.has_waited, view.problem = True, problem.text if isinstance(problem, Refused) else ""
+            if self._upstream.sign_in is not None and isinstance(problem, AuthorizationError):
+                view.problem = self._upstream.sign_in.trouble
             log.warning("gateway: %s: not listed: %s", self._upstream.name, problem)
             self._upstream.on_not_listed(problem, view.owner)
         except Exception:

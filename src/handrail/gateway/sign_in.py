@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -28,9 +29,11 @@ from handrail.guards.limits import ANONYMOUS
 from handrail.model import Object, Tool
 from handrail.oauth.client import RedirectListener
 from handrail.protocol.http_rules import base_url
-from handrail.text.controls import one_line
+from handrail.text.controls import mask, one_line
 
 __all__ = ["KEY_PREFIX", "SignIn", "is_anonymous"]
+
+log = logging.getLogger("handrail")
 
 KEY_PREFIX = "sign-in-"  # of the names of questions
 HOLD_SECONDS, MAX_ROUNDS = 20.0, 9  # that a caller without requests waits for its browser, and how often
@@ -58,6 +61,11 @@ class SignIn:
         self.entry = _entry(terms, owner, self._run_tool)
         self._name = terms.name
         self._listening: dict[str, tuple[SignInRequest, asyncio.Task[None]]] = {}  # by caller, with its listener
+
+    @property
+    def trouble(self) -> str:
+        """What a caller is told whose grant does not work, for a reason that only the log has."""
+        return f"{self._name} does not take your sign-in, or it cannot be renewed now. Nothing was done."
 
     def reason(self, principal: str) -> str:
         """Return what a caller without a grant is told."""
@@ -146,7 +154,9 @@ class SignIn:
         raise ToolError(f"You have not signed in to {self._name} yet. Sign in, and call again. Nothing was done.")
 
     def _failure(self, problem: AuthorizationError) -> ToolError:
-        return ToolError(f"{self._name}: no sign-in is possible: {one_line(problem.text, 300)}. Nothing was done.")
+        """Return what the caller is told: an address, or a word of the upstream, stays in the log."""
+        log.warning("gateway: %s: no sign-in: %s", self._name, one_line(mask(problem.text), 300))
+        return ToolError(f"{self._name}: no sign-in is possible now; the gateway's log says why. Nothing was done.")
 
     # The tool
 

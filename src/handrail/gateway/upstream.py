@@ -255,7 +255,10 @@ class Upstream:
             return await self._send(method, params, call._state, tool, owner, key)
         except SignInRequired:
             await sign_in.ask(call)
-        return await self._send(method, params, call._state, tool, owner, key)
+            return await self._send(method, params, call._state, tool, owner, key)
+        except AuthorizationError as problem:
+            log.warning("gateway: %s: a caller's grant does not work: %s", self.name, _problem_text(problem))
+            raise ToolError(sign_in.trouble) from None
 
     async def _raise_url_questions(self, problem: PeerError, state: CallState) -> None:
         """Pass on the pages that a call needs first (-32042) to callers that can open them."""

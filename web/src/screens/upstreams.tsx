@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import type { Json, JsonObject, ToolClass, Upstream, UpstreamDetail, UpstreamTool } from "../api";
+import type { Json, JsonObject, SignInPage, ToolClass, Upstream, UpstreamDetail, UpstreamTool } from "../api";
 import { at, get, may, post } from "../api-client";
 import { use } from "../cell";
 import { Difference } from "../diff";
@@ -136,6 +136,7 @@ function One({ of }: { of: Upstream }) {
     <div class="stack" data-testid="upstream-detail">
       <About of={of} again={again} />
       {failure !== undefined && <Problem of={failure} again={again} />}
+      {data?.sign_ins && <SignIns of={of} who={data.sign_ins} again={again} />}
       {data && <Look of={of} tools={data.tools} />}
       {data && <Stderr of={of} lines={data.stderr} />}
     </div>
@@ -233,6 +234,78 @@ function About({ of, again }: { of: Upstream; again: () => void }) {
         />
       </div>
     </Panel>
+  );
+}
+
+/** Who has signed in, where each caller is used with its own account; the person here can sign in too. */
+function SignIns({ of, who, again }: { of: Upstream; who: NonNullable<UpstreamDetail["sign_ins"]>; again: () => void }) {
+  const [page, setPage] = useState<SignInPage | undefined>();
+  const [code, setCode] = useState("");
+  const [begin, beginning] = useAction(async () => setPage(await post<SignInPage>(at("upstreams", of.name, "sign-in"))));
+  const [finish, finishing] = useAction(async () => {
+    if (page?.needs_code) await post(at("upstreams", of.name, "sign-in"), { code });
+    setPage(undefined);
+    setCode("");
+    again();
+  });
+  const able = may("call");
+  return (
+    <Panel title="Sign-ins" testid="sign-ins">
+      <div class="stack">
+        <p class="muted">Each caller is used with its own account there. {many(who.count, "caller has", "callers have")} signed in.</p>
+        {!page && (
+          <div class="row">
+            <span data-testid="own-sign-in">{who.is_signed_in ? "You are signed in." : "You are not signed in."}</span>
+            <Button small icon="check" busy={beginning} disabled={!able} title={able ? undefined : "Needs the role call"} onClick={begin} testid="sign-in">
+              {who.is_signed_in ? "Sign in again" : "Sign in"}
+            </Button>
+          </div>
+        )}
+        {page && (
+          <div class="stack">
+            <p>
+              <a href={page.url} target="_blank" rel="noopener noreferrer" data-testid="sign-in-page">
+                Open the page of <Shown text={page.host} max={200} line />
+              </a>
+              , and sign in there{page.needs_code ? ". Then enter the code that the page shows:" : "."}
+            </p>
+            <div class="row">
+              {page.needs_code && <input type="text" aria-label="Code on the page" value={code} maxLength={20} autocomplete="off" onInput={(event) => setCode(event.currentTarget.value)} data-testid="sign-in-code" />}
+              <Button small kind="primary" icon="check" busy={finishing} disabled={page.needs_code && !code.trim()} onClick={finish} testid="sign-in-done">
+                {page.needs_code ? "Use this sign-in" : "I have signed in"}
+              </Button>
+              <Button small onClick={() => setPage(undefined)}>
+                Cancel
+              </Button>
+            </div>
+          </div>
+        )}
+        {who.callers.length > 0 && (
+          <ul class="stack" aria-label="Callers that have signed in">
+            {who.callers.slice(0, SHOWN).map((caller) => (
+              <SignedIn key={caller} of={of} caller={caller} again={again} />
+            ))}
+          </ul>
+        )}
+      </div>
+    </Panel>
+  );
+}
+
+function SignedIn({ of, caller, again }: { of: Upstream; caller: string; again: () => void }) {
+  const [revoke, revoking] = useAction(async () => {
+    await post(at("upstreams", of.name, "sign-out"), { caller });
+    say(`${plain(caller)} has to sign in again.`);
+    again();
+  });
+  const manage = may("manage");
+  return (
+    <li class="row" data-testid={`signed-in-${caller}`}>
+      <Shown text={caller} max={200} line />
+      <Button small icon="stop" busy={revoking} disabled={!manage} title={manage ? undefined : "Needs the role manage"} onClick={revoke} testid={`revoke-${caller}`}>
+        Revoke
+      </Button>
+    </li>
   );
 }
 
