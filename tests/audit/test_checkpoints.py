@@ -12,30 +12,36 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from cli_runs import handrail
 from handrail import Server
 from handrail.audit import checkpoints as module, signing
-from handrail.audit.format import ORIGIN, ChainPosition, frame, position_of, verify
+from handrail.audit.format import ORIGIN, ChainPosition, frame, merge_reports, position_of, verify, verify_chains
+from handrail.audit.postgres import PostgresTable
 from handrail.audit.reader import TrailFile
 from handrail.audit.signature_check import SignatureCheck, SignatureReport
 from handrail.audit.signing import SigningKey, load_signing_key, write_new_key
 from handrail.guards import Checkpoints, TrailError, TrailSettings, open_trail
 from handrail.model import Object
+from handrail.stores.postgres import PostgresStore
 from handrail.stores.sqlite import connect
 from handrail.testing import Peer
 from paths import TESTS
 from patience import PATIENCE
+from postgres_servers import PostgresServer, Schema
 from requirements import requirement
 
 DAY = 86_400.0
 Lines = list[bytes]
-BACKENDS = ["trail.db", "trail.jsonl"]
+Chains = list[tuple[str, Lines]]
+BACKENDS = ["trail.db", "trail.jsonl", "postgresql"]
 """Where a signed log can be. The same promises hold for each."""
 
 
@@ -47,9 +53,71 @@ class Clock:
         return self.now
 
 
+class Log(Protocol):
+    """An audit log of a test: where it is, and what is in it, chain by chain."""
+
+    where: Path | str
+    folder: Path
+
+    def chains(self) -> Chains: ...
+    def store(self, chains: Chains) -> None: ...
+
+    @property
+    def lines(self) -> Lines:
+        return [line for _, lines in self.chains() for line in lines]
+
+
+class FileLog(Log):
+    def __init__(self, path: Path) -> None:
+        self.where, self.folder = path, path.parent
+
+    def chains(self) -> Chains:
+        return [("", [line for _, line in TrailFile(Path(self.where)).lines()])]
+
+    def store(self, chains: Chains) -> None:
+        """Put the lines in place of what is in the file."""
+        lines = [line for _, lines in chains for line in lines]
+        if Path(self.where).suffix == ".jsonl":
+            Path(self.where).write_bytes(b"".join(lines))
+            return
+        with closing(connect(str(self.where), durable=False)) as db:
+            db.execute("DELETE FROM audit")
+            first = (position_of(lines[0]) or ORIGIN).number if lines else 0
+            db.executemany(
+                "INSERT INTO audit VALUES (?, 0, ?)", [(i, line[:-1]) for i, line in enumerate(lines, first)]
+            )
+
+
+class DatabaseLog(Log):
+    def __init__(self, schema: Schema, folder: Path) -> None:
+        self.where, self.folder = schema.url, folder
+        self._sql = schema.sql
+
+    def chains(self) -> Chains:
+        rows = self._sql(
+            "SELECT chain, convert_from(line, 'UTF8') FROM handrail_audit"
+            " ORDER BY (SELECT min(position) FROM handrail_audit AS a WHERE a.chain = handrail_audit.chain), number"
+        )
+        return [(chain, [row[1].encode() + b"\n" for row in group]) for chain, group in groupby(rows, itemgetter(0))]
+
+    def store(self, chains: Chains) -> None:
+        self._sql("TRUNCATE handrail_audit")
+        for chain, lines in chains:
+            for number, line in enumerate(lines, 1):
+                values = f"'{chain}', {number}, now(), decode('{line[:-1].hex()}', 'hex')"
+                self._sql(f"INSERT INTO handrail_audit (chain, number, time, line) VALUES ({values})")
+
+
 @pytest.fixture(params=BACKENDS)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / str(request.param)
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Log:
+    if request.param == "postgresql":
+        return DatabaseLog(request.getfixturevalue("schema"), tmp_path)
+    return FileLog(tmp_path / str(request.param))
+
+
+@pytest.fixture(params=BACKENDS[:2])
+def file_log(request: pytest.FixtureRequest, tmp_path: Path) -> Log:
+    return FileLog(tmp_path / str(request.param))
 
 
 @pytest.fixture
@@ -67,18 +135,14 @@ def intent(call: object, **more: Any) -> Object:
 
 
 async def write(
-    path: Path, n: int, key: Path | str, clock: Any = None, keep: Object | None = None, **more: Any
+    where: Path | str, n: int, key: Path | str, clock: Any = None, keep: Object | None = None, **more: Any
 ) -> None:
     """Write `n` records, and what is signed when the log is closed."""
     options = TrailSettings(checkpoints=Checkpoints(key=str(key), **more), **(keep or {}))
-    trail = open_trail(path, options, clock=clock or Clock())
+    trail = open_trail(where, options, clock=clock or Clock())
     for i in range(n):
         await trail.write(intent(i))
     await trail.close()
-
-
-def read(path: Path) -> Lines:
-    return [line for _, line in TrailFile(path).lines()]
 
 
 def records(lines: Lines) -> list[Object]:
@@ -90,16 +154,23 @@ def checkpoints(lines: Lines) -> list[Object]:
 
 
 def check(
-    lines: Lines, key: str, copies: Lines | None = None, now: float | None = None
+    chains: Chains, key: str, copies: Lines | None = None, now: float | None = None
 ) -> tuple[list[str], SignatureReport]:
     """Everything that is wrong with a log, and what is signed of it."""
-    placed = [(f"line {i}", line) for i, line in enumerate(lines, 1)]
+    placed = [(chain, [(f"line {i}", line) for i, line in enumerate(lines, 1)]) for chain, lines in chains]
     copied = [(f"copy {i}", line) for i, line in enumerate(copies or [], 1)]
-    signatures = SignatureCheck(key, [("", placed)], copied)
-    [(_, watched)] = signatures.watch([("", placed)])
-    report = verify(watched, now=now)
+    signatures = SignatureCheck(key, placed, copied)
+    watched = signatures.watch(placed)
+    if [chain for chain, _ in placed] == [""]:
+        report = verify(next(watched)[1], now=now)
+    else:
+        report = merge_reports(each for _, each in verify_chains(watched, {}, now=now))
     signed = signatures.report(now=now)
     return [each.text for each in (report.flaw, *signed.flaws) if each is not None], signed
+
+
+def single(lines: Lines) -> Chains:
+    return [("", lines)]
 
 
 BODY = re.compile(rb'\{"length":[ 0-9]+,"hash":"\w+","number":[0-9]+,"prev":"\w+",(.*)\}\n', re.DOTALL)
@@ -119,76 +190,65 @@ def chained(lines: Lines, last: ChainPosition = ORIGIN) -> Lines:
     return made
 
 
-def store(path: Path, lines: Lines) -> None:
-    """Put the lines in place of what is in the file."""
-    if path.suffix == ".jsonl":
-        path.write_bytes(b"".join(lines))
-        return
-    with closing(connect(str(path), durable=False)) as db:
-        db.execute("DELETE FROM audit")
-        first = (position_of(lines[0]) or ORIGIN).number if lines else 0
-        db.executemany("INSERT INTO audit VALUES (?, 0, ?)", [(i, line[:-1]) for i, line in enumerate(lines, first)])
-
-
 # What is signed
 
 
 @requirement("P-16", everywhere=True)
-async def test_p16_a_signed_log_says_up_to_where_it_is_signed(path: Path, key: Path) -> None:
-    await write(path, 5, key)
-    await write(path, 3, key)
-    lines = read(path)
+async def test_p16_a_signed_log_says_up_to_where_it_is_signed(log: Log, key: Path) -> None:
+    await write(log.where, 5, key)
+    await write(log.where, 3, key)
+    lines = log.lines
     assert [each["event"] for each in records(lines)] == [
         *("opened", *["intent"] * 5, "checkpoint"),
         *("opened", *["intent"] * 3, "checkpoint"),
     ]
-    flaws, signed = check(lines, public(key))
-    assert flaws == []
-    assert (signed.checkpoints, signed.signed, signed.unsigned, signed.open) == (2, {"": 11}, 1, ())
+    flaws, signed = check(log.chains(), public(key))
+    assert (flaws, signed.checkpoints, signed.unsigned, signed.open) == ([], 2, 1, ())
+    assert sum(signed.signed.values()) == 11
     statement = checkpoints(lines)[-1]["statement"]
-    assert statement["heads"] == {"": f"{records(lines)[10]['hash']}@1..11,365d"}
+    assert records(lines)[10]["hash"] in [head.split("@")[0] for head in statement["heads"].values()]
+    assert len(statement["heads"]) == len(log.chains()), "it names the heads of all chains"
     assert (statement["closes"], statement["writer"]) == (True, records(lines)[-1]["writer"])
-    assert verify([("", line) for line in lines]).flaw is None, "without the key it is a chain as any other"
+    for chain, of_chain in log.chains():
+        assert verify([(chain, line) for line in of_chain]).flaw is None, "without the key they are chains as any other"
 
 
-async def test_a_log_is_signed_while_it_is_written(path: Path, key: Path) -> None:
+async def test_a_log_is_signed_while_it_is_written(log: Log, key: Path) -> None:
     options = TrailSettings(checkpoints=Checkpoints(key=str(key), records=3))
-    trail = open_trail(path, options, clock=Clock())
+    trail = open_trail(log.where, options, clock=Clock())
     for i in range(3):
         await trail.write(intent(i))
-    await until(lambda: checkpoints(read(path)) != [])
+    await until(partial(has_signed, log, 1))
     await trail.write(intent("later"))
-    flaws, signed = check(read(path), public(key))
-    assert (flaws, signed.signed, signed.unsigned) == ([], {"": 4}, 2)
-    assert signed.open == (records(read(path))[0]["writer"],), "it has not signed its end"
+    flaws, signed = check(log.chains(), public(key))
+    assert (flaws, [*signed.signed.values()], signed.unsigned) == ([], [4], 2)
+    assert signed.open == (records(log.lines)[0]["writer"],), "it has not signed its end"
     await trail.close()
-    flaws, signed = check(read(path), public(key))
-    assert (flaws, signed.signed, signed.open) == ([], {"": 6}, ())
+    flaws, signed = check(log.chains(), public(key))
+    assert (flaws, [*signed.signed.values()], signed.open) == ([], [6], ())
 
 
-async def test_time_alone_makes_a_checkpoint_too(path: Path, key: Path) -> None:
-    trail = open_trail(path, TrailSettings(checkpoints=Checkpoints(key=str(key), seconds=0.01)))
+async def test_time_alone_makes_a_checkpoint_too(log: Log, key: Path) -> None:
+    trail = open_trail(log.where, TrailSettings(checkpoints=Checkpoints(key=str(key), seconds=0.01)))
     await trail.write(intent(1))
-    await until(lambda: checkpoints(read(path)) != [])
+    await until(partial(has_signed, log, 1))
     await trail.close()
 
 
-async def test_an_idle_log_is_not_signed_again(path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_log_is_not_signed_again(log: Log, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
-    trail = open_trail(path, TrailSettings(checkpoints=Checkpoints(key=str(key), seconds=0.001, records=1)))
+    trail = open_trail(log.where, TrailSettings(checkpoints=Checkpoints(key=str(key), seconds=0.001, records=1)))
     for i in range(3):
         await trail.write(intent(i))
-        await until(partial(has_signed, path, i + 1))
-    await asyncio.to_thread(lambda: None)
-    signed = len(checkpoints(read(path)))
+        await until(partial(has_signed, log, i + 1))
     for _ in range(50):
         await asyncio.to_thread(lambda: None)
-    assert len(checkpoints(read(path))) == signed == 3
+    assert len(checkpoints(log.lines)) == 3
     await trail.close()
 
 
-def has_signed(path: Path, n: int) -> bool:
-    return len(checkpoints(read(path))) >= n
+def has_signed(log: Log, n: int) -> bool:
+    return len(checkpoints(log.lines)) >= n
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -197,33 +257,57 @@ async def until(condition: Callable[[], bool]) -> None:
             pass
 
 
-async def test_a_log_without_records_is_not_signed(path: Path, key: Path) -> None:
-    await write(path, 0, key)
-    assert read(path) == []
+async def test_a_log_without_records_is_not_signed(file_log: Log, key: Path) -> None:
+    await write(file_log.where, 0, key)
+    assert file_log.lines == []
 
 
-async def test_two_writers_of_one_file_sign_one_chain(path: Path, key: Path) -> None:
+async def test_two_writers_sign_each_other_s_records(log: Log, key: Path) -> None:
     options = TrailSettings(checkpoints=Checkpoints(key=str(key)))
-    one, other = open_trail(path, options), open_trail(path, options)
+    one, other = open_trail(log.where, options), open_trail(log.where, options)
     for i in range(6):
         await (one, other)[i % 2].write(intent(i))
     await one.close()
     await other.write(intent("last"))
     await other.close()
-    flaws, signed = check(read(path), public(key))
+    flaws, signed = check(log.chains(), public(key))
     assert (flaws, signed.checkpoints, signed.unsigned, signed.open) == ([], 2, 1, ())
+
+
+@pytest.mark.parametrize("most", [1, 2, 256])
+async def test_a_checkpoint_names_what_has_changed_and_not_more_than_its_share(
+    most: int, schema: Schema, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_HEADS", most)
+    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
+    log = DatabaseLog(schema, tmp_path)
+    for _ in range(3):
+        await write(log.where, 1, key)
+    trail = open_trail(log.where, TrailSettings(checkpoints=Checkpoints(key=str(key), records=1)), clock=Clock())
+    for i in range(6):
+        await trail.write(intent(i))
+        await until(partial(has_signed, log, 4 + i))
+    chain, lines = log.chains()[-1]
+    await trail.close()
+    named = [[*each["statement"]["heads"]] for each in checkpoints(lines)]
+    assert all(each[0] == chain and len(each) <= most for each in named), "its own is always among them"
+    if most == 1:
+        assert named == [[chain]] * 6
+    else:  # all chains have their turn, and then only the one that goes on
+        assert len({name for each in named for name in each}) == 4 and named[-1] == [chain]
+    assert check(log.chains(), public(key))[0] == []
 
 
 # What is named
 
 
-async def signed_sample(path: Path, key: Path) -> tuple[Lines, Lines]:
+async def signed_sample(log: Log, key: Path) -> tuple[Chains, Lines]:
     """A log of three writers with three checkpoints, and their copies."""
-    copies = path.with_name("copies.jsonl")
+    copies = log.folder / "copies.jsonl"
     for n in (4, 3, 5):
-        await write(path, n, key, file=str(copies))
+        await write(log.where, n, key, file=str(copies))
     assert stat.S_IMODE(os.stat(copies).st_mode) == 0o600
-    return read(path), copies.read_bytes().splitlines(keepends=True)
+    return log.chains(), copies.read_bytes().splitlines(keepends=True)
 
 
 def changed(line: bytes) -> bytes:
@@ -231,10 +315,10 @@ def changed(line: bytes) -> bytes:
     return re.sub(rb'"call":"[0-9]', b'"call":"x', line)
 
 
-def foreign(lines: Lines, path: Path) -> Lines:
+def foreign(lines: Lines, folder: Path) -> Lines:
     """The chain written anew from its start, and its last checkpoint signed with a key of the writer's own."""
-    write_new_key(path.with_name("foreign.pem"))
-    other = load_signing_key(str(path.with_name("foreign.pem")))
+    write_new_key(folder / "foreign.pem")
+    other = load_signing_key(str(folder / "foreign.pem"))
     *rest, last = [line for line in lines if b'"checkpoint"' not in line] + [lines[-1]]
     rest = chained([changed(line) for line in rest])
     head = position_of(rest[-1])
@@ -284,17 +368,76 @@ ATTACKS: list[tuple[str, Callable[[Lines, Path], Lines], str]] = [
 
 @requirement("P-16", everywhere=True)
 @pytest.mark.parametrize(("attack", "says"), [each[1:] for each in ATTACKS], ids=[each[0] for each in ATTACKS])
-async def test_p16_every_attack_on_the_record_is_named(
-    attack: Callable[[Lines, Path], Lines], says: str, path: Path, key: Path
+async def test_p16_every_attack_on_a_file_is_named(
+    attack: Callable[[Lines, Path], Lines], says: str, file_log: Log, key: Path
 ) -> None:
-    lines, copies = await signed_sample(path, key)
-    assert len(lines) == 18 and check(lines, public(key), copies)[0] == []
-    store(path, attack(lines, path))
-    flaws, _ = check(read(path), public(key), copies)
+    [(_, lines)], copies = await signed_sample(file_log, key)
+    assert len(lines) == 18 and check(single(lines), public(key), copies)[0] == []
+    file_log.store(single(attack(lines, file_log.folder)))
+    flaws, _ = check(file_log.chains(), public(key), copies)
     assert says in "\n".join(flaws)
 
 
-Mutation = Callable[[Lines], Lines]
+def with_chain(chains: Chains, at: int, lines: Lines) -> Chains:
+    """The same log with other lines in one of its chains."""
+    return [(chain, lines if i == at else own) for i, (chain, own) in enumerate(chains)]
+
+
+CHAIN_ATTACKS: list[tuple[str, Callable[[Chains, Path], Chains], str]] = [
+    ("row deleted", lambda log, _: with_chain(log, 0, [*log[0][1][:3], *log[0][1][4:]]), "record 5 follows 3"),
+    (
+        "changed",
+        lambda log, _: with_chain(log, 1, [log[1][1][0], changed(log[1][1][1]), *log[1][1][2:]]),
+        "its hash does not fit",
+    ),
+    (
+        "reordered",
+        lambda log, _: with_chain(log, 0, [*log[0][1][:2], log[0][1][3], log[0][1][2], *log[0][1][4:]]),
+        "record 4 follows 2",
+    ),
+    (
+        "chain written anew",
+        lambda log, _: with_chain(log, 0, chained([changed(line) for line in log[0][1]])),
+        "records 1 to 5 are not those that were signed",
+    ),
+    (
+        "all chains written anew",
+        lambda log, _: [(chain, chained([changed(line) for line in lines])) for chain, lines in log],
+        "records 1 to 5 are not those that were signed",
+    ),
+    ("tail of a chain cut", lambda log, _: with_chain(log, 0, log[0][1][:3]), "records 4 to 5 are missing"),
+    ("tail of the last chain cut", lambda log, _: with_chain(log, 2, log[2][1][:3]), "records 4 to 6 are missing"),
+    ("a writer's chain deleted", lambda log, _: [log[0], log[2]], "all records are missing"),
+    ("the last writer's chain deleted", lambda log, _: log[:2], "all records are missing"),
+    ("a chain named otherwise", lambda log, _: [("f00d", log[0][1]), *log[1:]], "all records are missing"),
+    (
+        "a chain put in place of another",
+        lambda log, _: [(log[0][0], log[1][1]), *log[1:]],
+        "records 1 to 5 are not those that were signed",
+    ),
+    ("checkpoint removed", lambda log, _: with_chain(log, 2, log[2][1][:6]), "is not in the log: it was removed"),
+    (
+        "foreign key",
+        lambda log, folder: with_chain(log, 2, foreign(log[2][1], folder)),
+        "a foreign key",
+    ),
+    ("everything deleted", lambda log, _: [], "all records are missing"),
+]
+
+
+@requirement("P-16", everywhere=True)
+@pytest.mark.parametrize(
+    ("attack", "says"), [each[1:] for each in CHAIN_ATTACKS], ids=[each[0] for each in CHAIN_ATTACKS]
+)
+async def test_p16_every_attack_on_the_chains_of_a_database_is_named(
+    attack: Callable[[Chains, Path], Chains], says: str, schema: Schema, tmp_path: Path, key: Path
+) -> None:
+    log = DatabaseLog(schema, tmp_path)
+    chains, copies = await signed_sample(log, key)
+    assert [len(lines) for _, lines in chains] == [6, 5, 7] and check(chains, public(key), copies)[0] == []
+    log.store(attack(chains, tmp_path))
+    flaws, _ = check(log.chains(), public(key), copies)
+    assert says in "\n".join(flaws)
 
 
 def mutations() -> st.SearchStrategy[tuple[str, int, int, bool, bool]]:
@@ -303,7 +446,7 @@ def mutations() -> st.SearchStrategy[tuple[str, int, int, bool, bool]]:
 
 
 def mutated(lines: Lines, kind: str, at: int, other: int, anew: bool, without: bool) -> Lines:
-    result = [*lines]
+    result, at, other = [*lines], at % len(lines), other % len(lines)
     match kind:
         case "delete":
             del result[at]
@@ -320,67 +463,63 @@ def mutated(lines: Lines, kind: str, at: int, other: int, anew: bool, without: b
     return chained(result) if anew or without else result
 
 
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Lines, Lines]]:
-    made = []
-    for name in BACKENDS:
-        folder = tmp_path_factory.mktemp("signed")
-        write_new_key(folder / "signing.pem")
-        lines, copies = asyncio.run(signed_sample(folder / name, folder / "signing.pem"))
-        made.append((public(folder / "signing.pem"), lines, copies))
-    return made
-
-
 @requirement("P-16", everywhere=True)
-@given(mutation=mutations())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_p16_any_mutation_of_what_is_signed_is_named(
-    samples: list[tuple[str, Lines, Lines]], mutation: tuple[str, int, int, bool, bool]
-) -> None:
-    for key, lines, copies in samples:
+async def test_p16_any_mutation_of_what_is_signed_is_named(log: Log, key: Path) -> None:
+    chains, copies = await signed_sample(log, key)
+    before = check(chains, public(key), copies)[1]
+
+    @given(st.integers(0, len(chains) - 1), mutations())
+    def is_named(victim: int, mutation: tuple[str, int, int, bool, bool]) -> None:
+        chain, lines = chains[victim]
         result = mutated(lines, *mutation)
-        flaws, signed = check(result, key, copies)
-        first_change = next((i for i, pair in enumerate(zip(lines, result, strict=False), 1) if len(set(pair)) > 1), 0)
-        first_change = first_change or min(len(lines), len(result)) + 1
+        others = with_chain(chains, victim, result)
+        log_left = [each for each in others if each[1] or not each[0]]  # without records a database has no chain
+        flaws, signed = check(log_left, public(key), copies)
+        same = next((i for i, pair in enumerate(zip(lines, result, strict=False)) if len(set(pair)) > 1), None)
+        first_change = 1 + (min(len(lines), len(result)) if same is None else same)
         if result == lines:
             assert flaws == []
-        elif first_change <= 17:
+        elif first_change <= before.signed[chain]:
             assert flaws != [], "it is before the last checkpoint"
         else:
-            assert flaws != [] or signed.unsigned != 1, "it is the last checkpoint itself, or comes after it"
-        flaws, signed = check(result, key)
-        assert flaws != [] or signed.signed[""] < first_change, "without copies too, what counts as signed is unchanged"
+            assert flaws != [] or signed.unsigned != before.unsigned, "it is the last checkpoint, or comes after it"
+        flaws, signed = check(log_left, public(key))
+        assert flaws != [] or signed.signed.get(chain, 0) < first_change, "what counts as signed is unchanged"
+
+    await asyncio.to_thread(is_named)
 
 
 @requirement("P-16", everywhere=True)
-async def test_p16_a_tail_that_nothing_signs_is_named_once_a_checkpoint_was_due(path: Path, key: Path) -> None:
+async def test_p16_a_tail_that_nothing_signs_is_named_once_a_checkpoint_was_due(file_log: Log, key: Path) -> None:
     clock = Clock()
-    trail = open_trail(path, TrailSettings(checkpoints=Checkpoints(key=str(key), records=2, seconds=10)), clock=clock)
+    trail = open_trail(
+        file_log.where, TrailSettings(checkpoints=Checkpoints(key=str(key), records=2, seconds=10)), clock=clock
+    )
     for i in range(2):
         await trail.write(intent(i))
-    await until(lambda: checkpoints(read(path)) != [])
+    await until(partial(has_signed, file_log, 1))
     for i in range(10):
         await trail.write(intent(i))
         clock.now += 30
     await trail.close()
-    lines = read(path)
+    lines = file_log.lines
     first = next(i for i, line in enumerate(lines) if b'"checkpoint"' in line)
     forged = chained([*lines[: first + 1], *(each for each in lines[first + 1 :] if b'"checkpoint"' not in each)])
-    flaws, _ = check(forged, public(key))
+    flaws, _ = check(single(forged), public(key))
     assert [each for each in flaws if "one is due every 10 s: checkpoints were removed" in each]
 
 
 async def test_a_log_that_nothing_signs_is_not_taken_for_a_signed_one(key: Path) -> None:
     trail = TESTS / "trails" / "rotated.jsonl"
-    flaws, signed = check(read(trail), public(key))
+    flaws, signed = check(FileLog(trail).chains(), public(key))
     assert flaws == [f"nothing in it is signed with {public(key)}"] and signed.signed == {}
 
 
-async def test_copies_that_are_no_checkpoints_are_named(path: Path, key: Path) -> None:
-    lines, copies = await signed_sample(path, key)
+async def test_copies_that_are_no_checkpoints_are_named(log: Log, key: Path) -> None:
+    chains, copies = await signed_sample(log, key)
     broken = copies[0].replace(b'"closes":true', b'"closes":false')
     for copy, says in ((b"junk\n", "it is no checkpoint"), (b"{}\n", "it is no checkpoint"), (broken, "does not fit")):
-        [flaw], _ = check(lines, public(key), [*copies[1:], copy])
+        [flaw], _ = check(chains, public(key), [*copies[1:], copy])
         assert says in flaw
 
 
@@ -388,36 +527,38 @@ async def test_copies_that_are_no_checkpoints_are_named(path: Path, key: Path) -
 
 
 @requirement("P-16", everywhere=True)
-async def test_p16_a_key_hands_over_to_the_next_and_counts_for_nothing_afterwards(path: Path, key: Path) -> None:
-    new = key.with_name("new.pem")
+async def test_p16_a_key_hands_over_to_the_next_and_counts_for_nothing_afterwards(log: Log, key: Path) -> None:
+    new, clock = key.with_name("new.pem"), Clock()
     write_new_key(new)
-    await write(path, 3, key)
-    await write(path, 3, new, previous_key=str(key))
-    await write(path, 3, new, previous_key=str(key))  # a setting that was left in place
-    lines = read(path)
-    old_flaws, by_old = check(lines, public(key))
-    new_flaws, by_new = check(lines, public(new))
+    await write(log.where, 3, key, clock)
+    for _ in range(2):  # the second time with a setting that was left in place
+        clock.now += DAY
+        await write(log.where, 3, new, clock, previous_key=str(key))
+    chains = log.chains()
+    old_flaws, by_old = check(chains, public(key))
+    new_flaws, by_new = check(chains, public(new))
     assert (old_flaws, by_old.key, by_old.unsigned) == ([], public(new), 1)
     assert (new_flaws, by_new.key, by_new.unsigned) == ([], public(new), 1)
     assert (by_old.checkpoints, by_new.checkpoints) == (4, 2)
-    await write(path, 3, key)
+    clock.now += DAY
+    await write(log.where, 3, key, clock)
     for each in (key, new):
-        flaws, signed = check(read(path), public(each))
+        flaws, signed = check(log.chains(), public(each))
         assert signed.signed == by_new.signed
         assert [flaw for flaw in flaws if f"is signed with {public(key)}: a foreign key, or one whose place" in flaw]
 
 
 @pytest.mark.parametrize("source", ["env:SIGNING_KEY", "command:cat signing.pem", "one line"])
 async def test_a_key_can_be_in_a_variable_or_come_from_a_program(
-    source: str, path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, log: Log, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(key.parent)
     text = await asyncio.to_thread(key.read_text)
     if source == "one line":
         source, text = "env:SIGNING_KEY", "".join(text.splitlines()[1:-1])
     monkeypatch.setenv("SIGNING_KEY", text)
-    await write(path, 1, source)
-    assert check(read(path), public(key))[0] == []
+    await write(log.where, 1, source)
+    assert check(log.chains(), public(key))[0] == []
 
 
 def test_keys_of_openssl_are_taken(tmp_path: Path) -> None:
@@ -473,17 +614,18 @@ OF/2NxApJCzGCEDdfSp6VQO30hyhRANCAAQRWz+jn65BtOMvdyHKcvjBeBSDZH2r
 # What it must not do
 
 
-async def test_calls_go_on_without_a_key_and_the_log_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    await write(path, 3, path.with_name("nowhere.pem"))
-    assert [each["event"] for each in records(read(path))] == ["opened", *["intent"] * 3]
-    assert f"audit: {path} is not signed: {path.with_name('nowhere.pem')}: No such file" in caplog.text
+async def test_calls_go_on_without_a_key_and_the_log_says_so(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    await write(log.where, 3, log.folder.joinpath("nowhere.pem"))
+    assert [each["event"] for each in records(log.lines)] == ["opened", *["intent"] * 3]
+    place = log.where if isinstance(log.where, Path) else "audit log"
+    assert f"audit: {place} is not signed: {log.folder.joinpath('nowhere.pem')}: No such file" in caplog.text
 
 
 @requirement("P-17", everywhere=True)
-async def test_p17_calls_wait_for_a_key_only_where_it_is_required_and_go_on_when_it_is_there(path: Path) -> None:
-    key = path.with_name("late.pem")
+async def test_p17_calls_wait_for_a_key_only_where_it_is_required_and_go_on_when_it_is_there(log: Log) -> None:
+    key = log.folder.joinpath("late.pem")
     options = TrailSettings(checkpoints=Checkpoints(key=str(key), seconds=0.01, required=True))
-    trail = open_trail(path, options)
+    trail = open_trail(log.where, options)
     refused = ""
 
     async def is_written() -> bool:
@@ -503,7 +645,7 @@ async def test_p17_calls_wait_for_a_key_only_where_it_is_required_and_go_on_when
         while not await is_written():
             await asyncio.to_thread(key.stat)
     await trail.close()
-    assert check(read(path), public(key))[0] == []
+    assert check(log.chains(), public(key))[0] == []
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
@@ -525,19 +667,19 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 # Elsewhere
 
 
-async def test_a_second_file_gets_what_it_missed(path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_second_file_gets_what_it_missed(log: Log, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.0)
-    copies = path.with_name("later") / "copies.jsonl"
+    copies = log.folder.joinpath("later") / "copies.jsonl"
     options = TrailSettings(checkpoints=Checkpoints(key=str(key), records=2, file=str(copies)))
-    trail = open_trail(path, options)
+    trail = open_trail(log.where, options)
     for i in range(4):
         assert await trail.write(intent(i))
-    await until(lambda: checkpoints(read(path)) != [])
+    await until(lambda: checkpoints(log.lines) != [])
     copies.parent.mkdir()
     await until(copies.exists)
     await trail.close()
     lines = copies.read_bytes().splitlines(keepends=True)
-    assert check(read(path), public(key), lines)[1].copies == len(lines) == len(checkpoints(read(path)))
+    assert check(log.chains(), public(key), lines)[1].copies == len(lines) == len(checkpoints(log.lines))
 
 
 class Receiver:
@@ -577,8 +719,9 @@ async def listen() -> AsyncIterator[Callable[[Receiver], Any]]:
         server.close()
 
 
-def shop(path: Path, key: Path, **more: Any) -> Server:
-    server = Server("shop", audit=path, trail=TrailSettings(checkpoints=Checkpoints(key=str(key), records=2, **more)))
+def shop(log: Log, key: Path, **more: Any) -> Server:
+    settings = TrailSettings(checkpoints=Checkpoints(key=str(key), records=2, **more))
+    server = Server("shop", audit=log.where, trail=settings)
 
     @server.tool
     async def price(item: str) -> int:
@@ -588,27 +731,27 @@ def shop(path: Path, key: Path, **more: Any) -> Server:
 
 
 async def test_checkpoints_are_posted_until_they_are_taken(
-    path: Path, key: Path, listen: Any, monkeypatch: pytest.MonkeyPatch
+    log: Log, key: Path, listen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.0)
     receiver = Receiver(refuses=2)
-    async with Peer(shop(path, key, webhook=await listen(receiver))) as peer:
+    async with Peer(shop(log, key, webhook=await listen(receiver))) as peer:
         for _ in range(3):
             assert not (await peer.call("price", {"item": "pear"})).is_error
-    flaws, signed = check(read(path), public(key), receiver.bodies)
+    flaws, signed = check(log.chains(), public(key), receiver.bodies)
     assert (flaws, signed.unsigned) == ([], 1)
-    assert signed.copies == len(receiver.bodies) == len(checkpoints(read(path))) >= 1
+    assert signed.copies == len(receiver.bodies) == len(checkpoints(log.lines)) >= 1
 
 
 async def test_a_receiver_that_never_answers_holds_up_no_call_and_no_end(
-    path: Path, key: Path, listen: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: Log, key: Path, listen: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
-    async with Peer(shop(path, key, webhook=await listen(Receiver(answers=False)))) as peer:
+    async with Peer(shop(log, key, webhook=await listen(Receiver(answers=False)))) as peer:
         for _ in range(5):
             assert not (await peer.call("price", {"item": "pear"})).is_error
     assert "not sent to webhook 127.0.0.1: the log was closed" in caplog.text
-    assert check(read(path), public(key))[0] == []
+    assert check(log.chains(), public(key))[0] == []
 
 
 async def test_what_waits_for_a_second_place_is_bounded(
@@ -617,11 +760,11 @@ async def test_what_waits_for_a_second_place_is_bounded(
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.0)
-    path, missing = tmp_path / "trail.jsonl", tmp_path / "missing" / "copies.jsonl"
-    trail = open_trail(path, TrailSettings(checkpoints=Checkpoints(key=str(key), records=1, file=str(missing))))
+    log, missing = FileLog(tmp_path / "trail.jsonl"), tmp_path / "missing" / "copies.jsonl"
+    trail = open_trail(log.where, TrailSettings(checkpoints=Checkpoints(key=str(key), records=1, file=str(missing))))
     for i in range(6):
         await trail.write(intent(i))
-        await until(partial(has_signed, path, i + 1))
+        await until(partial(has_signed, log, i + 1))
     await trail.close()
     assert "checkpoint dropped for" in caplog.text and "2 checkpoints not sent" in caplog.text
 
@@ -630,40 +773,61 @@ async def test_what_waits_for_a_second_place_is_bounded(
 
 
 @requirement("P-16", everywhere=True)
-async def test_p16_a_trimmed_log_can_be_verified_from_the_oldest_checkpoint_left(path: Path, key: Path) -> None:
-    clock, copies = Clock(), path.with_name("copies.jsonl")
+async def test_p16_a_trimmed_log_can_be_verified_from_the_oldest_checkpoint_left(file_log: Log, key: Path) -> None:
+    clock, copies = Clock(), file_log.folder.joinpath("copies.jsonl")
     keep: Object = {"keep_days": 10, "rotate_days": 2}
     for _ in range(40):
-        await write(path, 2, key, clock=clock, keep=keep, file=str(copies))
+        await write(file_log.where, 2, key, clock=clock, keep=keep, file=str(copies))
         clock.now += DAY
-    lines = read(path)
+    lines = file_log.lines
     first = position_of(lines[0])
     assert first is not None and first.number > 20
     copied = copies.read_bytes().splitlines(keepends=True)
-    flaws, signed = check(lines, public(key), copied, now=clock.now)
+    flaws, signed = check(single(lines), public(key), copied, now=clock.now)
     assert (flaws, signed.unsigned) == ([], 1)
     for cut in (1, 5, 20):
-        flaws, _ = check(lines[cut:], public(key), copied, now=clock.now - 35 * DAY)
+        flaws, _ = check(single(lines[cut:]), public(key), copied, now=clock.now - 35 * DAY)
         assert [each for each in flaws if "are missing" in each], "its limits do not explain what is gone"
 
 
 @requirement("P-16", everywhere=True)
-async def test_p16_a_beginning_that_was_deleted_behind_a_made_up_record_is_named(path: Path, key: Path) -> None:
+async def test_p16_a_beginning_that_was_deleted_behind_a_made_up_record_is_named(file_log: Log, key: Path) -> None:
     """Though a running server signs it: limits that were never in force account for nothing."""
     clock = Clock()
-    await write(path, 5, key, clock=clock)
-    lines = read(path)
+    await write(file_log.where, 5, key, clock=clock)
+    lines = file_log.lines
     last, end = position_of(lines[2]), position_of(lines[-1])
     assert last is not None and end is not None
     claim = {"event": "trimmed", "to": last.number, "digest": last.hash.decode(), "keep_days": 1, "max_megabytes": 0}
     made_up, _ = frame([json.dumps(claim).encode()], b"0" * 16, clock.now, end)
     clock.now += 30 * DAY
-    store(path, [*lines[3:], made_up[0] + b"\n"])
-    await write(path, 3, key, clock=clock)
-    left = read(path)
+    file_log.store(single([*lines[3:], made_up[0] + b"\n"]))
+    await write(file_log.where, 3, key, clock=clock)
+    left = file_log.lines
     assert verify([("", line) for line in left], now=clock.now).flaw is None, "by itself the chain cannot tell"
-    flaws, _ = check(left, public(key), now=clock.now)
+    flaws, _ = check(single(left), public(key), now=clock.now)
     assert flaws == ["records 1 to 3 are missing, and were within the limits that are signed"]
+
+
+@requirement("P-16", everywhere=True)
+async def test_p16_a_chain_that_was_deleted_by_its_age_is_not_missed(postgres: PostgresServer, key: Path) -> None:
+    schema, clock = Schema(postgres, clock=True), Clock()
+    log = DatabaseLog(schema, key.parent)
+    for _ in range(12):
+        schema.set_clock(clock.now)
+        await write(log.where, 2, key, clock, {"keep_days": 10})
+        clock.now += DAY
+    before = log.chains()
+    store = PostgresStore(schema.url)
+    table = PostgresTable(store, TrailSettings(keep_days=5).limits, clock, owns_store=True)
+    await table.trim()
+    await table.close()
+    await write(log.where, 2, key, clock, {"keep_days": 10})
+    left = log.chains()
+    assert before[0] not in left and len(left) < len(before)
+    flaws, signed = check(left, public(key), now=clock.now)
+    schema.drop()
+    assert (flaws, signed.unsigned) == ([], 1)
 
 
 # The command
@@ -699,34 +863,60 @@ def test_wrong_words_are_answered_with_right_ones(words: str, says: str, tmp_pat
 
 
 @requirement("P-16", everywhere=True)
-async def test_p16_verify_says_what_is_signed_and_by_which_key(path: Path, key: Path) -> None:
-    lines, copies = await signed_sample(path, key)
-    words = ("audit", "verify", path.name, "--key", public(key), "--checkpoints", "copies.jsonl")
+async def test_p16_verify_says_what_is_signed_in_a_file(file_log: Log, key: Path) -> None:
+    [(_, lines)], copies = await signed_sample(file_log, key)
+    name = Path(file_log.where).name
+    words = ("audit", "verify", name, "--key", public(key), "--checkpoints", "copies.jsonl")
 
     async def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return await asyncio.to_thread(handrail, *words, *more, home=path.parent)
+        return await asyncio.to_thread(handrail, *words, *more, home=file_log.folder)
 
     at = json.loads(copies[-1])["statement"]["time"]
     good = await run()
     assert (good.returncode, good.stdout.splitlines()[:3]) == (
         0,
         [
-            f"{path.name}: good: 18 records, 1 to 18",
+            f"{name}: good: 18 records, 1 to 18",
             "  signed up to record 17",
             f"  3 checkpoints signed with {public(key)}, the last {at}; 1 records after it",
         ],
     )
-    store(path, lines[:15])
+    file_log.store(single(lines[:15]))
     cut = await run()
     assert cut.returncode == 2
     assert cut.stdout.splitlines()[:3] == [
-        f"{path.name}: bad: 15 records, 1 to 15",
+        f"{name}: bad: 15 records, 1 to 15",
         f"  record 16 (the end): records 16 to 17 are missing: the end was cut off after {at}",
         "  signed up to record 10",
     ]
     report = json.loads((await run("--json")).stdout)
     assert (report["ok"], report["flaw"], report["signatures"]["signed"]) == (False, None, {"": 10})
     assert report["signatures"]["flaws"][0]["number"] == 16
+
+
+@requirement("P-16", everywhere=True)
+async def test_p16_verify_says_what_is_signed_in_a_database(schema: Schema, tmp_path: Path, key: Path) -> None:
+    log = DatabaseLog(schema, tmp_path)
+    chains, copies = await signed_sample(log, key)
+    words = ("audit", "verify", schema.url, "--key", public(key), "--checkpoints", "copies.jsonl")
+
+    async def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(handrail, *words, *more, home=tmp_path)
+
+    at = json.loads(copies[-1])["statement"]["time"]
+    good = await run()
+    assert good.returncode == 0, good.stdout
+    assert good.stdout.splitlines()[1:3] == [
+        "  3 writers are signed, 17 records",
+        f"  3 checkpoints signed with {public(key)}, the last {at}; 1 records after it",
+    ]
+    log.store(chains[1:])
+    cut = await run()
+    assert cut.returncode == 2 and "bad: 12 records of 2 writers" in cut.stdout
+    assert f"writer {chains[0][0]}: all records are missing" in cut.stdout
+    report = json.loads((await run("--json")).stdout)
+    assert (report["ok"], report["flaw"], len(report["signatures"]["signed"])) == (False, None, 2)
+    assert schema.server.password not in good.stdout + cut.stdout + json.dumps(report)
 
 
 def test_check_says_by_which_key_the_log_is_signed_and_why_it_is_not(tmp_path: Path) -> None:

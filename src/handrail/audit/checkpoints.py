@@ -1,7 +1,9 @@
 """Signed checkpoints of an audit log: a chain has no secret, so whoever can write the file could write all of it anew.
 
-A checkpoint is a record with a statement and its Ed25519 signature. The statement names the heads of all chains in the
-log as they were on the disk, so it covers every record before them; the record of a checkpoint comes after them.
+A checkpoint is a record with a statement and its Ed25519 signature. The statement names the heads of the chains in the
+log as they were on the disk, so it covers every record before them; the record of a checkpoint comes after them. A
+writer names all chains at first, and later those that have changed since, 256 at a time: what each of many replicas
+signs does not grow with their number.
 
     {…,"event":"checkpoint","statement":{"writer":"<16 digits>","time":"…","every_records":1000,"every_seconds":300.0,
      "heads":{"":"<hash>@1..2741,365d"},"key":"ed25519:…"},"signature":"…"}
@@ -48,6 +50,7 @@ DELIVERY_SECONDS = 10.0
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 300.0
 CLOSE_SECONDS = 5.0  # for deliveries that are left when the log is closed
 MAX_WAITING = 100  # checkpoints that wait for one destination: the oldest gives way
+MAX_HEADS = 256  # of one checkpoint
 NEVER = 1 << 62
 
 
@@ -136,6 +139,7 @@ class CheckpointWriter:
         self._clock = clock
         self._keys: list[SigningKey] = []  # the one that signs, and before it the one whose place it takes
         self._has_signed = False
+        self._signed: dict[str, str] = {}  # the head of each chain that a checkpoint of ours has named
         self._task: asyncio.Task[None] | None = None
         self._full = asyncio.Event()
         self._outlets: list[_Outlet] = []
@@ -213,14 +217,18 @@ class CheckpointWriter:
 
     async def _sign(self, key: SigningKey, *, following: str = "", closes: bool = False) -> None:
         covered, self.wake_at = self.pending, NEVER  # its own record is no reason for another
-        heads = await self._heads()
+        heads = {chain: str(head) for chain, head in (await self._heads()).items()}
+        changed = sorted(
+            heads.items() - self._signed.items(), key=lambda each: (each[0] != self._writer, random.random())
+        )
+        named = dict(changed[:MAX_HEADS])
         statement = to_builtins(
             Statement(
                 writer=self._writer,
                 time=datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds"),
                 every_records=self._settings.records,
                 every_seconds=float(self._settings.seconds),
-                heads={chain: str(head) for chain, head in heads.items()},
+                heads=named,
                 key=key.public,
                 next=following,
                 closes=closes,
@@ -230,6 +238,8 @@ class CheckpointWriter:
         await self._write({"event": "checkpoint", **checkpoint})
         self.pending -= covered + 1  # its own record was counted too
         self._has_signed = True
+        if not following:  # what the old key has signed, the new one signs again
+            self._signed = {chain: head for chain, head in self._signed.items() if chain in heads} | named
         for each in self._outlets:
             each.add(encode(checkpoint))
 

@@ -73,12 +73,7 @@ class _Head(NamedTuple):
 class SignatureCheck:
     """One check of one log. `chains` are those of the first pass; `watch` gets the same again."""
 
-    def __init__(
-        self,
-        key: str,
-        chains: Chains,
-        copies: Iterable[tuple[str, bytes]] = (),
-    ) -> None:
+    def __init__(self, key: str, chains: Chains, copies: Iterable[tuple[str, bytes]] = ()) -> None:
         self._flaws: list[Defect] = []
         # The copies first: a copy is made after its record is in the log.
         copied = [each for place, line in copies if (each := self._read(place, line, None)) is not None]
@@ -95,8 +90,8 @@ class SignatureCheck:
         self._copies = [each for each in copied if _is_trusted(each, successors)]
         self._heads = _heads_by_chain([*self._trusted, *self._copies])
         self._signed = {chain: heads[-1].number for chain, heads in self._heads.items()}
-        self._hashes = {head.hash for heads in self._heads.values() for head in heads}
-        self._present: set[bytes] = set()
+        self._wanted = {(chain, head.hash) for chain, heads in self._heads.items() for head in heads}
+        self._present: set[tuple[str, bytes]] = set()
         self._first: dict[str, int] = {}
         self._last: dict[str, int] = {}
         self._oldest: dict[str, float] = {}
@@ -136,8 +131,8 @@ class SignatureCheck:
                     self._first[chain], self._oldest[chain] = position.number, time_of(line) or 0.0
                 self._last[chain] = position.number
                 self._sizes[chain] = self._sizes.get(chain, 0) + len(line)
-                if position.hash in self._hashes:
-                    self._present.add(position.hash)
+                if (chain, position.hash) in self._wanted:
+                    self._present.add((chain, position.hash))
                 if position.number > self._signed.get(chain, 0):
                     self._note_unsigned(line)
                 if REMOVED in line:
@@ -199,7 +194,7 @@ class SignatureCheck:
         subject = f"writer {chain}: " if chain else ""
         good = 0
         for head in heads:
-            if head.hash in self._present:
+            if (chain, head.hash) in self._present:
                 good = head.number
             elif head.number < first or (not last and self._is_over(chain, head, now)):
                 continue  # it was trimmed
@@ -239,7 +234,7 @@ class SignatureCheck:
     def _removed(self) -> Iterator[Defect]:
         """Yield the copies of checkpoints that are not in the log and should be: a copy is made after the record."""
         for each in self._copies:
-            heads = [NotedHead.parse(head).hash.encode() for head in each.statement.heads.values()]
+            heads = [(chain, NotedHead.parse(head).hash.encode()) for chain, head in each.statement.heads.items()]
             if each.signature not in self._signatures and heads and self._present.issuperset(heads):
                 yield Defect(
                     each.place, 0, f"the checkpoint of {each.statement.time} is not in the log: it was removed"

@@ -59,7 +59,7 @@ def print_signatures(signed: SignatureReport, screen: Screen) -> None:
     if signed.signed.keys() == {""}:
         screen.write(f"  signed up to record {signed.signed['']}")
     elif signed.signed:
-        screen.write(f"  the chains of {len(signed.signed)} writers are signed, {sum(signed.signed.values())} records")
+        screen.write(f"  {len(signed.signed)} writers are signed, {sum(signed.signed.values())} records")
     count, at = signed.checkpoints, one_line(signed.at, 64) or "never"
     screen.write(f"  {count} checkpoints signed with {signed.key}, the last {at}; {signed.unsigned} records after it")
     if signed.other_keys:
