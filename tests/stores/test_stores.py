@@ -411,17 +411,18 @@ async def test_a_hundred_thousand_expired_keys_do_not_stay(store: Store, path: P
             case _:
                 return _rows(path, "entries")
 
+    await store.put("k:stays", b"")
     for start in range(0, 100_000, 1000):
         await store.commit([Put(f"k:{i}", value, ttl=10) for i in range(start, start + 1000)])
     assert kept() >= 100_000
     clock.now += 10
     if clock.schema is not None:  # it sweeps once a second, by another clock
-        while kept() > 1:
+        while kept() > 2:
             await asyncio.gather(*(store.put("k:tick", b"") for _ in range(100)))
         return
     for _ in range(1100):
         await store.put("k:tick", b"")
-    assert kept() <= 1
+    assert kept() <= 2
 
 
 async def test_what_is_written_again_and_again_takes_no_room() -> None:
@@ -645,8 +646,8 @@ def test_postgres_does_what_the_model_does(model_schema: Schema, script: list[tu
     asyncio.run(compare())
 
 
-@given(script=st.lists(calls, max_size=30))
-@settings(max_examples=1000 if SOAK else 100)
+@given(script=st.lists(calls, min_size=20, max_size=40))  # short ones rarely come back to a key
+@settings(max_examples=1000 if SOAK else 40)
 def test_redis_does_what_the_model_does(script: list[tuple[str, dict[str, Any]]]) -> None:
     async def compare() -> None:
         clock, other = Clock(), Clock()

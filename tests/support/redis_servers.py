@@ -232,11 +232,17 @@ class TimedRedisStore(RedisStore):
     def __init__(self, url: str, servers: Sequence[RedisServer]) -> None:
         self._pattern = fresh_name()
         self._servers = servers
+        self._clients = [redis.Redis(port=each.port, socket_timeout=PATIENCE, protocol=2) for each in servers]
         super().__init__(url, name=self._pattern)
 
     def pass_time(self, seconds: float) -> None:
-        for server in self._servers:
-            server.command("EVAL", _SHIFT, 0, f"handrail:1:{{{self._pattern}:*", round(seconds * SCALE * 1000) + 1)
+        for client in self._clients:
+            client.eval(_SHIFT, 0, f"handrail:1:{{{self._pattern}:*", str(round(seconds * SCALE * 1000) + 1))
+
+    async def close(self) -> None:
+        await super().close()
+        for client in self._clients:
+            client.close()
 
     def count_indexed(self, tag: str) -> int:
         """Return how many keys of a tag the index has."""
