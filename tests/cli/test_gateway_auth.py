@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import aiohttp
 import pytest
 
 from authorized_upstream import Upstream, authorized_upstream, name_of
 from cli_runs import COMMAND, environment, handrail
 from handrail import Client, Elicitation
+from handrail.auth import ApiKeys
+from patience import PATIENCE
 from requirements import requirement
 
 SECRET = "canary-7c1b9e0a55d14f"  # in the clear nowhere
@@ -123,7 +129,7 @@ async def test_over_stdio_each_user_of_a_machine_signs_in_once_and_the_next_proc
             assert [tool.name for tool in await one.tools()] == ["sign_in_to_box"]
             assert (await one.call("sign_in_to_box")).text == "You are signed in to box."
             name = (await one.call("box_whoami")).text
-            assert [tool.name for tool in await one.tools()] == ["box_whoami", "box_write"]
+            assert [tool.name for tool in await one.tools()] == ["box_whoami", "box_hold", "box_write"]
         async with client() as other:
             assert (await other.call("box_whoami")).text == name
         [url] = visited
@@ -137,3 +143,51 @@ async def test_over_stdio_each_user_of_a_machine_signs_in_once_and_the_next_proc
         async with client() as again:
             refused = await again.call("box_whoami")
             assert refused.is_error and "call sign_in_to_box" in refused.text
+
+
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+async def test_workers_of_one_gateway_share_the_sign_ins(tmp_path: Path, revision: str) -> None:
+    key, stored = ApiKeys.new()
+    async with authorized_upstream() as upstream:
+        write(tmp_path, upstream.url, 'grant = "user"')
+        with (tmp_path / "handrail.toml").open("a") as file:
+            file.write(f'\n[http]\nlisten = "127.0.0.1:0"\nworkers = 2\n[identities.keys]\nalice = "{stored}"\n')
+        await run(tmp_path, "gateway", "--agree", "--yes")
+        codes: list[str] = []
+
+        async def visit(question: Elicitation) -> bool:
+            back = await upstream.home.paste(question.url, urlsplit(question.url).netloc)
+            async with aiohttp.ClientSession() as session, session.get(back) as response:
+                codes.extend(re.findall("<h1>(.*)</h1>", await response.text()))
+            return True
+
+        async with started("gateway", home=tmp_path) as url:
+            headers = {"Authorization": f"Bearer {key}"}
+            options: Any = {"headers": headers, "revision": revision, "elicit": lambda form: {"code": codes[-1]}}
+            async with Client(url, elicit_url=visit, **options) as client:
+                assert (await client.call("sign_in_to_box")).text == "You are signed in to box."
+            names = set()
+            for _ in range(6):  # a connection of its own each, at either worker
+                async with Client(url, headers=headers, revision=revision) as client:
+                    names.add((await client.call("box_whoami")).text)
+            assert len(names) == 1 and len(codes) == 1
+
+
+@asynccontextmanager
+async def started(*words: str, home: Path) -> AsyncIterator[str]:
+    """The URL of a command that listens."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *words, cwd=home, env=environment(home), stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for line in process.stderr:
+                if match := re.search(rb"http://\S+/mcp", line):
+                    break
+            else:
+                raise AssertionError("it ended before it listened")
+        yield match[0].decode()
+    finally:
+        process.terminate()
+        await process.communicate()

@@ -182,7 +182,7 @@ async def test_each_caller_signs_in_and_only_its_token_is_used_for_it(
     async with house(tmp_path, upstream_revision) as rig, rig.caller("alice", revision) as alice:
         assert await tools_of(alice) == ["sign_in_to_box"]
         assert text_of(await signed_in(rig, alice)) == "You are signed in to box."
-        assert await tools_of(alice) == ["box_whoami", "box_write"]
+        assert await tools_of(alice) == ["box_whoami", "box_hold", "box_write"]
         async with rig.caller("bob", revision) as bob:
             assert await tools_of(bob) == ["sign_in_to_box"]
             assert "sign_in_to_box" in str(await bob.call("box_whoami", {"mark": "bob"}))
@@ -425,7 +425,7 @@ async def test_a_grant_that_is_revoked_is_used_no_more_in_any_process_even_if_it
             await signed_in(one, bob)
             await whoami(alice)
             there = await stack.enter_async_context(two.caller("alice", R5, {}))
-            assert await tools_of(there) == ["box_whoami", "box_write"]
+            assert await tools_of(there) == ["box_whoami", "box_hold", "box_write"]
             for issued in home.issued.values():
                 issued.expires_at = 0
             home.held.clear()
@@ -490,7 +490,7 @@ async def test_a_sign_in_to_one_upstream_is_none_to_another(tmp_path: Path) -> N
             assert (await open_page(back.replace("/connect/box?", "/connect/twin?")))[0] == 400
             assert upstream.home.count("/token") == 0
             await signed_in(rig, alice)
-            assert sorted(await tools_of(alice)) == ["box_whoami", "box_write", "sign_in_to_twin"]
+            assert sorted(await tools_of(alice)) == ["box_hold", "box_whoami", "box_write", "sign_in_to_twin"]
             await signed_in(rig, alice, "sign_in_to_twin")
             names = {text_of(await alice.call(f"{name}_whoami")) for name in ("box", "twin")}
             assert len(names) == 2
@@ -576,3 +576,21 @@ async def test_the_owner_of_a_connection_names_one_principal_only(principal: str
     peer = Dispatcher(server.engine, NullChannel(), Principal(principal))
     owner = SessionPool.owner(peer, (False, False, False, False, has_roots), server.engine.offer.handshake[R4])
     assert principal_of(owner) == principal and (owner == principal) is not (" #" in principal or has_roots)
+
+
+@by_caller
+async def test_a_new_grant_ends_no_call_that_runs_and_is_told_to_its_caller(
+    tmp_path: Path, revision: str, ran: Ran
+) -> None:
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", R4) as alice:
+        upstream = rig.upstream
+        await signed_in(rig, alice)
+        running = await alice.ask("tools/call", {"name": "box_hold", "arguments": {}})
+        async with asyncio.timeout(PATIENCE):
+            await upstream.begun.wait()
+        async with rig.caller("alice", revision) as again:
+            assert text_of(await signed_in(rig, again, "box_write")).startswith("user-")
+        upstream.gate.set()
+        assert text_of(await alice.answer(running)).startswith("user-")
+        assert (await alice.notice("notifications/tools/list_changed"))["method"]

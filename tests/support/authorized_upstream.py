@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ class Upstream:
         self.seen: list[tuple[str, str]] = []  # the token of each call, and the mark in its arguments
         self.offered: set[str] = set()  # all tokens that came, good or not
         self.metadata: Object | None = None
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()  # of a call of `hold`
 
     async def verify(self, token: str) -> Principal | None:
         self.offered.add(token)
@@ -60,6 +62,13 @@ async def authorized_upstream(
         async def whoami(call: Call, mark: str = "") -> str:
             """Return who calls."""
             upstream.seen.append((call.principal.id, mark))
+            return name_of(call.principal.id)
+
+        @server.tool(destructive=False)
+        async def hold(call: Call) -> str:
+            """Return who calls, when the gate is opened."""
+            upstream.begun.set()
+            await upstream.gate.wait()
             return name_of(call.principal.id)
 
         @server.tool(read_only=True, scopes=["write"])

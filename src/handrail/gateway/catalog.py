@@ -283,7 +283,7 @@ class UpstreamCatalog:
         if gone or added:
             return self._add(method, gone, added)
         if before is not None and own != before:  # the catalog is as it was, and tells no one
-            self._tell_owner(method, key[0])
+            self.tell_owner(method, key[0])
         return []
 
     @staticmethod
@@ -297,7 +297,7 @@ class UpstreamCatalog:
         if not variants[own_name]:
             del variants[own_name]
 
-    def _tell_owner(self, method: str, owner: str) -> None:
+    def tell_owner(self, method: str, owner: str) -> None:
         """Announce a change of a list to the one whose list it is."""
         for stream in list(self._engine.open_streams):
             if owner_of(stream.principal, stream.address) == principal_of(owner):

@@ -14,7 +14,7 @@ from handrail.engine.guard_set import owner_of
 from handrail.errors import HttpRefused, Kind, PeerError, Refused, RemoteProtocolError, Sent, TransportError
 from handrail.gateway.health import CircuitBreaker
 from handrail.gateway.questions import CapabilityKey
-from handrail.gateway.session import SessionUpstream, UpstreamSession, principal_of
+from handrail.gateway.session import BridgedCall, SessionUpstream, UpstreamSession, principal_of
 from handrail.model import Object
 from handrail.revisions import Revision
 
@@ -51,6 +51,7 @@ class SessionPool:
         self._ended: dict[str, None] = {}  # owners whose command has ended by itself, if it starts only once
         self._upstream = upstream
         self._opening = asyncio.Lock()
+        self._leaving: list[UpstreamSession] = []  # that get no new calls, and close when theirs have ended
         self._closing: set[asyncio.Task[None]] = set()
 
     @staticmethod
@@ -180,15 +181,29 @@ class SessionPool:
         task.add_done_callback(self._closing.discard)
 
     def end_of(self, principal: str) -> None:
-        """Close the connections of a principal, whose grant is another now."""
-        for session in [each for each in self.sessions.values() if principal_of(each.owner) == principal]:
+        """Close the connections of a principal, whose grant is another now, each when its calls have ended."""
+        for place, session in list(self.sessions.items()):
+            if principal_of(session.owner) == principal:
+                del self.sessions[place]
+                self._leaving.append(session)
+        self._end_leaving()
+
+    def _end_leaving(self) -> None:
+        for session in [each for each in self._leaving if not each.calls]:
+            self._leaving.remove(session)
             self.end(session)
+
+    @property
+    def calls(self) -> list[BridgedCall]:
+        """All calls on their way over any connection."""
+        return [call for session in (*self.sessions.values(), *self._leaving) for call in session.calls]
 
     def end_idle(self, now: float, listening: Set[str]) -> None:
         """End the connections that were not used for long; `now` is a time of the event loop.
 
         A connection that brings change notices stays while a client of its owner listens; `listening` has such owners.
         """
+        self._end_leaving()
         for session in list(self.sessions.values()):
             is_idle = not session.is_busy and session is not self.stateless
             is_old = now - session.last_used > self._upstream.terms.idle_seconds
@@ -217,7 +232,8 @@ class SessionPool:
     async def close(self) -> None:
         """Close all connections. The next call opens new ones."""
         self._ended.clear()
-        sessions, self.sessions, self.stateless = [*self.sessions.values()], {}, None
+        sessions = [*self.sessions.values(), *self._leaving]
+        self.sessions, self._leaving, self.stateless = {}, [], None
         await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
         if self._closing:
             await asyncio.wait(self._closing, timeout=1.0)

@@ -401,7 +401,7 @@ class Upstream:
         self.pool.end_of(principal)
         await self.lists.renew_for(principal, is_signed_in=await self.sign_in.grants.is_signed_in(principal))
         self.on_change()
-        self.engine.announce_lists()
+        self.catalog.tell_owner("tools/list", principal)
 
     # Lifecycle
 
@@ -419,9 +419,8 @@ class Upstream:
     async def stop(self, reason: str = "") -> None:
         """Refuse its calls from now on, cancel those in flight and close its connections."""
         self.is_stopped, self.problem, self.state = True, reason or "stopped by an operator", "stopped"
-        for session in self.pool.sessions.values():
-            for bridged in list(session.calls):
-                bridged.state.cancel()
+        for bridged in self.pool.calls:
+            bridged.state.cancel()
         await self.close()
         if self.is_stopped:  # and was not started again meanwhile
             self.state = "stopped"
