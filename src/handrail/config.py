@@ -86,6 +86,9 @@ class HttpSettings(_Section, frozen=True):
     workers: Annotated[int, Meta(description="Processes on one port.", ge=1)] = 1
     metrics: Annotated[str, Meta(description="An address of its own for the numbers of Prometheus.")] = ""
     access_log: Annotated[bool, Meta(description="A line for each request.")] = False
+    advertise: Annotated[
+        str, Meta(description="Where other replicas reach this one, as http://10.1.2.3:8000; empty: where it listens.")
+    ] = ""
 
     def __post_init__(self) -> None:
         for name in filter(self.__getattribute__, ("listen", "metrics")):

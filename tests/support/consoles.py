@@ -217,6 +217,11 @@ class Served:
             assert self._process.stderr is not None
             self._process.stderr.close()
 
+    def kill(self) -> None:
+        """The server is gone, as in a crash."""
+        self._process.kill()
+        self.end()
+
     def start_again(self) -> None:
         """At the same addresses, with the same home."""
         self._start(*(urlsplit(each).netloc for each in (self.endpoint, self.url)))

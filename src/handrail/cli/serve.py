@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -144,6 +145,7 @@ def _listen(
 
     http = command_config.config.http
     http_options = {name: getattr(http, name) for name in ("hosts", "origins", "metrics", "access_log")}
+    http_options["advertise"] = http.advertise or os.environ.get("HANDRAIL_ADVERTISE", "")
     http_options["auth"] = command_config.config.identities.verifier()
     options = {"workers": workers, "ready": ready, **{name: value for name, value in http_options.items() if value}}
     run_endpoint(server.engine, address, cast(HttpOptions, options))

@@ -73,6 +73,18 @@ class Limits(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not more than 0")
 
 
+class Holder(Protocol):
+    """Another replica, which runs the upstream of a call."""
+
+    @property
+    def address(self) -> str: ...
+
+    async def still_holds(self) -> bool: ...
+
+    async def give_up(self) -> None:
+        """End its lease: it cannot be reached."""
+
+
 class UpstreamSet(Protocol):
     """The upstream servers whose entries stand in the catalogs of this one, as requests need them."""
 
@@ -96,6 +108,12 @@ class UpstreamSet(Protocol):
 
     def is_up(self, name: str) -> bool:
         """Return whether an upstream of this name answers, as far as is known."""
+
+    def is_leased(self, entry: ToolEntry) -> bool:
+        """Return whether one replica of several runs the upstream of an entry for a caller."""
+
+    async def other_holder(self, entry: ToolEntry, owner: str) -> Holder | None:
+        """Return the replica that runs the upstream of an entry for a caller; None: this one does."""
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return for how many milliseconds a list may be kept, and whether it is for one caller only."""
@@ -215,6 +233,8 @@ class Engine:
             "prompts/list": self.prompts,
         }
         self.upstreams: UpstreamSet | None = None
+        self.has_leases = False  # one replica of several runs the commands of a caller
+        self.address = ""  # at which other replicas reach the HTTP endpoint; empty: nothing is passed on to this one
         self.stops: dict[tuple[str, str], str] = {}  # what an operator has stopped, by kind and name, with the reason
         self.hidden: set[str] = set()  # methods behind a capability that is not declared
         self._hide_methods()

@@ -91,6 +91,7 @@ class Upstream:
         self.engine = engine
         self.on_change = on_change
         self.target = target.with_stderr(self.on_stderr)
+        self.is_command = not target.key.startswith(("http://", "https://"))
         self.terms = terms
         self.name = terms.name
         self.client_info = {"name": "handrail-gateway", "version": __version__}

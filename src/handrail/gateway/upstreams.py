@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, TypeVar
 
 from msgspec import UnsetType
@@ -21,8 +22,10 @@ from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.core import Engine
 from handrail.engine.guard_set import owner_of
+from handrail.gateway.leases import ForeignLease, Lease, Leases
 from handrail.gateway.pool import SessionPool
 from handrail.gateway.questions import CapabilityKey, capability_key
+from handrail.gateway.session import principal_of
 from handrail.gateway.settings import Terms, UpstreamOptions
 from handrail.gateway.trust import LockFile, Pins
 from handrail.gateway.upstream import Upstream
@@ -52,6 +55,8 @@ class Upstreams:
         self.by_name: dict[str, Upstream] = {}
         self._locks: dict[str, LockFile] = {}
         self._memos: dict[Any, tuple[float, Any]] = {}  # what all upstreams together said, and until when it counts
+        self.leases: Leases | None = None  # where replicas share a store
+        self._is_warned = False  # that other replicas cannot reach this one
         self._last_index = -1
         self._is_serving = False
         self._changing = asyncio.Lock()
@@ -240,6 +245,30 @@ class Upstreams:
         owner = SessionPool.owner(peer, key, revision)
         self.by_name[entry.upstream].watches.add(entry, peer, owner, key, is_wanted)
 
+    def is_leased(self, entry: ToolEntry) -> bool:
+        upstream = self.by_name.get(entry.upstream)
+        if self.leases is None or upstream is None or not upstream.is_command:
+            return False
+        if not self.engine.address and not self._is_warned:
+            self._is_warned = True
+            log.warning("gateway: each replica runs processes of its own: no other one reaches this one; set advertise")
+        return bool(self.engine.address)
+
+    async def other_holder(self, entry: ToolEntry, owner: str) -> ForeignLease | None:
+        assert self.leases is not None
+        return await self.leases.other_holder(entry.upstream, owner)
+
+    def _own_lease(self, replica: str) -> Lease:
+        return Lease(self.engine.address, replica)
+
+    def _is_connected(self, name: str, owner: str) -> bool:
+        upstream = self.by_name.get(name)
+        return upstream is not None and any(principal_of(each) == owner for each, _ in upstream.pool.sessions)
+
+    def _on_lease_lost(self, name: str, owner: str) -> None:
+        if (upstream := self.by_name.get(name)) is not None:
+            upstream.pool.end_of(owner)
+
     def is_up(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].state == "up"
 
@@ -265,12 +294,19 @@ class Upstreams:
         """Close all connections at the end."""
         housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
         self._is_serving = True
-        try:
-            yield
-        finally:
-            self._is_serving = False
-            housekeeping.cancel()
-            await asyncio.gather(*(each.close() for each in self.by_name.values()), return_exceptions=True)
+        async with AsyncExitStack() as stack:
+            if (store := self.engine.guard_set.shared_store) is not None:
+                own_lease = partial(self._own_lease, token_hex(8))
+                self.leases = Leases(store, own_lease, self._is_connected, self._on_lease_lost)
+                await stack.enter_async_context(self.leases.renewing())
+                self.engine.has_leases = True
+                stack.callback(setattr, self.engine, "has_leases", False)
+            try:
+                yield
+            finally:
+                self._is_serving = False
+                housekeeping.cancel()
+                await asyncio.gather(*(each.close() for each in self.by_name.values()), return_exceptions=True)
 
     def _listening(self) -> set[str]:
         """Return the owners of connections that have a client with an open stream for notifications."""

@@ -32,6 +32,7 @@ from handrail.stores import Store, StoreError, supports
 from handrail.suggest import describe_value, expect
 from handrail.transports.http import methods as post, methods as streams
 from handrail.transports.http.exchange import JSON, METADATA_PATH, EndpointState, Exchange, Fields, Receive, Scope, Send
+from handrail.transports.http.forwarding import HEADER, address_in
 from handrail.transports.http.methods import Continuation
 from handrail.transports.http.monitoring import RequestMonitor
 from handrail.transports.http.options import EndpointOptions
@@ -57,6 +58,7 @@ _OPTION_TYPES = {
     "metrics_token": ("a text", str),
     "legacy_stateless": ("True or False", bool),
     "access_log": ("True or False", bool),
+    "advertise": ("a text such as 'http://10.1.2.3:8000'", str),
 }
 
 
@@ -82,6 +84,8 @@ class Endpoint:
         self.state = EndpointState(engine, self.path, verifier, legacy_stateless=options.get("legacy_stateless", False))
         self._rejections = RejectionLog(engine.guard_set)
         self.monitor = RequestMonitor.from_options(engine, options)
+        if advertise := options.get("advertise"):
+            self.engine.address = advertise.rstrip("/") + self.path
         self._store = store
         self._stack: AsyncExitStack | None = None
         self._startup_lock = asyncio.Lock()
@@ -154,6 +158,8 @@ class Endpoint:
         root, path, method = scope.get("root_path"), scope["path"], scope["method"]
         exchange = Exchange(self.state, scope, receive, send, headers)
         exchange.principal = ANONYMOUS
+        if HEADER in headers:
+            exchange.forwarded_for = address_in(self.engine, headers[HEADER])
         if root:
             path = path.removeprefix(root).rstrip("/") or self.path
         if path != self.path or self.state.stopping or method not in self._handlers:
@@ -228,6 +234,7 @@ class Endpoint:
                 if callable(store):  # opened here, in the process and event loop that use it
                     store = store()
                     stack.push_async_callback(store.close)
+                stack.push_async_callback(self.state.forwarder.close)
                 if self.auth is not None:
                     stack.push_async_callback(self.auth.close)
                 if not self.engine.owner.is_serving:  # else it was entered elsewhere, and ends there

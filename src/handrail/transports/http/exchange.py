@@ -25,6 +25,7 @@ from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import ORIGIN, PROTOCOL, Headers, base_url
 from handrail.protocol.trace import NO_TRACE, trace_headers
 from handrail.stores import StoreError
+from handrail.transports.http.forwarding import Forwarder
 
 if TYPE_CHECKING:
     from handrail.transports.http1.request import RequestResponseCycle
@@ -217,8 +218,11 @@ class HttpResponse:
             await self.write(first)
 
     async def begin(self, fields: Fields) -> None:
+        await self.begin_with(200, fields)
+
+    async def begin_with(self, status: int, fields: Fields) -> None:
         self.is_begun = True
-        await self._send_messages({"type": "http.response.start", "status": 200, "headers": fields})
+        await self._send_messages({"type": "http.response.start", "status": status, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         await self._send_messages({"type": "http.response.body", "body": data, "more_body": more})
@@ -316,6 +320,7 @@ class EndpointState:
         self.tasks: set[asyncio.Task[None]] = set()  # of those, the work that outlives its request
         self.calls: Counter[str] = Counter()  # of those, by principal
         self.deferred = DeferredReplies()
+        self.forwarder = Forwarder(engine)
 
     def challenge(self, exchange: Exchange) -> dict[str, str]:
         """Return the parts of a `WWW-Authenticate` header."""
@@ -348,6 +353,8 @@ class Exchange:
     task: asyncio.Task[Any] | None = None  # in which the response is written, if that takes a while
     cycle: RequestResponseCycle | None = None  # of the own listener, which takes a response at any time
     handler: Callable[[Exchange], Awaitable[None]] | None = None  # of a request that is no message
+    is_placed = False  # in the replica that has the upstream process of its caller
+    forwarded_for: str | None = None  # the address of the client, if another replica passed the request on
     _disconnect_task: asyncio.Task[None] | None = None
 
     def __init__(self, endpoint: EndpointState, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
@@ -367,7 +374,9 @@ class Exchange:
 
     @property
     def peer(self) -> str:
-        """The address of the client, as the listener knows it."""
+        """The address of the client, as the listener knows it, or as another replica that passed the request on."""
+        if self.forwarded_for is not None:
+            return self.forwarded_for
         client = self.scope.get("client")
         return str(client[0]) if client else "unix"
 

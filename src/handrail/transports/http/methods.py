@@ -261,12 +261,32 @@ def _answer(exchange: Exchange, conversation: Dispatcher, message: Message | lis
     session = exchange.session
     if session and session.name and _is_subscribing(message):
         return _change_subscription(exchange, conversation, session, message)
+    if waits and endpoint.engine.has_leases and not exchange.is_placed and type(message) is Request:
+        return _answer_where_held(exchange, conversation, message)
     reply = conversation.handle(message, exchange.stream.finish)
     if reply is not None and waits and exchange.wants_json and not exchange.stream.unsent:
         return _respond(exchange, reply)  # the usual call
     if session and session.name and type(message) is Request and message.method == "logging/setLevel":
         return _store_log_level(exchange, conversation, session, reply)
     return _deliver(exchange, conversation, reply)
+
+
+async def _answer_where_held(exchange: Exchange, conversation: Dispatcher, message: Request) -> None:
+    """Pass a request on to the replica that has the upstream process of its caller, or answer it here."""
+    forwarder = exchange.endpoint.forwarder
+    try:
+        while (holder := await forwarder.holder(exchange, conversation, message)) is not None:
+            if exchange.forwarded_for is not None:
+                break  # the other replica knows no better: a request is passed on once
+            if await forwarder.forward(exchange, holder):
+                return
+    except Refused as refused:
+        _refuse(exchange, message.id, refused)
+        return
+    exchange.is_placed = True
+    continuation = _answer(exchange, conversation, message)
+    if continuation is not None:
+        await continuation
 
 
 def _deliver(exchange: Exchange, conversation: Dispatcher, reply: Reply | None) -> Continuation:

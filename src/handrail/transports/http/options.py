@@ -24,6 +24,7 @@ class EndpointOptions(TypedDict, total=False):
     legacy_stateless: serve clients of handshake revisions without a session (False)
     metrics_token: serve `/metrics` for requests with this token (there is no such page)
     access_log: log a line of JSON for each request, by the logger "handrail.access" (False)
+    advertise: where other replicas reach this one, such as http://10.1.2.3:8000; they pass calls on (where it listens)
     """
 
     path: str
@@ -33,6 +34,7 @@ class EndpointOptions(TypedDict, total=False):
     legacy_stateless: bool
     metrics_token: str
     access_log: bool
+    advertise: str
 
 
 class HttpOptions(EndpointOptions, total=False):

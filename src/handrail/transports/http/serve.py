@@ -16,7 +16,7 @@ from handrail.suggest import check_options, expect
 from handrail.transports.http.endpoint import Endpoint
 from handrail.transports.http.monitoring import access
 from handrail.transports.http.options import EndpointOptions, HttpOptions
-from handrail.transports.http1.listen import HttpLimits
+from handrail.transports.http1.listen import Address, HttpLimits
 
 
 def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> None:
@@ -29,6 +29,8 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
     ready, metrics = options.get("ready", _print), options.get("metrics")
     if store is not None and stores.is_url(engine.guard_options.get("store")):
         raise ValueError("run: store: the store of the server has the sessions too, for all replicas; leave it out")
+    if workers > 1 and options.get("advertise"):
+        raise ValueError("advertise: with several workers a call may reach another one: run one process for a replica")
     with ExitStack() as stack:
         if store is None and workers > 1:  # the workers share sessions
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-"))) / "store.sqlite"
@@ -39,6 +41,12 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
         )
         if options.get("access_log") and not access.hasHandlers():  # no handler is configured
             access.addHandler(logging.StreamHandler())
+
+        def on_ready(url: str) -> None:
+            if workers == 1 and is_one_host(Address.parse(address)):
+                engine.address = engine.address or url + endpoint.path
+            ready(url + endpoint.path)
+
         run_http(
             endpoint,
             address,
@@ -48,11 +56,16 @@ def run_endpoint(engine: Engine, address: str | int, options: HttpOptions) -> No
             workers=workers,
             certificate=options.get("certificate"),
             key=options.get("key"),
-            ready=lambda url: ready(url + endpoint.path),
+            ready=on_ready,
             second_app=(endpoint.monitor.page, metrics)
             if metrics is not None and endpoint.monitor is not None
             else None,
         )
+
+
+def is_one_host(address: Address) -> bool:
+    """Return whether other replicas can reach this one where it listens: at a path or at all interfaces they cannot."""
+    return not address.path and address.host not in ("0.0.0.0", "::")
 
 
 def _print(url: str) -> None:

@@ -1,0 +1,29 @@
+"""A command with a state, behind the gateways of the fleet's tests: it counts its calls, and asks for a name."""
+
+from __future__ import annotations
+
+import os
+
+from handrail import Call, Server
+
+server = Server("counter", version="1")
+count = 0
+
+
+@server.tool(read_only=True)
+async def step() -> str:
+    """Return how often this process was asked, and which it is."""
+    global count
+    count += 1
+    return f"{count} {os.getpid()}"
+
+
+@server.tool(read_only=True)
+async def name(call: Call) -> str:
+    """Ask for a name; return it with the process."""
+    answer = await call.ask("Who?", {"type": "object", "properties": {"name": {"type": "string"}}})
+    return f"{answer.content} {os.getpid()}"
+
+
+if __name__ == "__main__":
+    server.run()
