@@ -75,6 +75,7 @@ def _schema(required: str = "", **properties: Json) -> Object:
 
 
 _TEXT: Object = {"type": "string"}
+_YES: Object = {"type": "boolean"}
 _NUMBERS: Object = {"type": "array", "items": {"type": "integer"}}
 TOOLS: list[Object] = [
     {"name": "echo", "description": "Give the text back", "inputSchema": _schema("text", text=_TEXT)},
@@ -115,7 +116,7 @@ TOOLS: list[Object] = [
     {
         "name": "ask",
         "description": "Ask the client",
-        "inputSchema": _schema("kind mark", kind=_TEXT, mark=_TEXT, state=_TEXT, waits={"type": "boolean"}),
+        "inputSchema": _schema("kind mark", kind=_TEXT, mark=_TEXT, state=_TEXT, waits=_YES, names=_YES),
     },
     {"name": "visit", "description": "A page first", "inputSchema": _schema("mark", mark=_TEXT)},
     {"name": "later", "description": "Not now", "inputSchema": _schema("mark", mark=_TEXT)},
@@ -157,9 +158,10 @@ def definition(dialect: str, tool: Object) -> Object:
 class Held:
     """A call that has no answer yet."""
 
-    def __init__(self, ident: Json, arguments: Object) -> None:
+    def __init__(self, ident: Json, arguments: Object, token: Json = None) -> None:
         self.id = ident
         self.arguments = arguments
+        self.token = token  # of its progress
         self.answers: Object = {}
         self.missing: set[str] = set()
 
@@ -293,6 +295,20 @@ class Upstream:
         elif word == "die":
             for session in list(self.sessions):
                 session.die()
+        elif word == "complete":
+            for session in self.sessions:
+                session.write(
+                    {
+                        "jsonrpc": "2.0",
+                        "method": "notifications/elicitation/complete",
+                        "params": {"elicitationId": order["id"]},
+                    },
+                    None,
+                )
+        elif word == "ask":  # outside of a call
+            for session in self.sessions:
+                for number, question in enumerate(questions_of(self.dialect, order["kind"])):
+                    session.write({"jsonrpc": "2.0", "id": f"idle-{number}", **question["q"]}, None)
         elif word == "offer":
             self.tools = [*self.tools, order["tool"]]
         elif word == "forget":
@@ -379,7 +395,7 @@ class Upstream:
             session.error(ident, -32602, f"Unknown tool: {name}")
             return
         run = getattr(self, f"_call_{name}", None)
-        held = Held(ident, arguments)
+        held = Held(ident, arguments, params.get("_meta", {}).get("progressToken"))
         if run is None:
             session.text(ident, f"I am {name}")
         else:
@@ -530,9 +546,13 @@ class Upstream:
         for key, question in questions.items():
             held.missing.add(key)
             ident = f"{turn}/{key}/{json.dumps(held.id)}"
+            if held.arguments.get("names"):
+                question = {**question, "params": {**question["params"], "_meta": {"progressToken": held.token}}}
             session.write({"jsonrpc": "2.0", "id": ident, **question}, held.id)
 
     def _answered(self, session: Session, message: Object) -> None:
+        if "/" not in message["id"]:  # to a question outside of a call
+            return
         turn, key, ident = message["id"].split("/", 2)
         held = session.held.get(json.loads(ident))
         if held is None:  # the call was cancelled meanwhile

@@ -47,6 +47,7 @@ MAX_PAUSE_SECONDS = 30.0
 _LIST_CHANGED = {f"notifications/{each}/list_changed": each for each in ("tools", "resources", "prompts")}
 UPDATED = "notifications/resources/updated"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+PAGE_COMPLETED = "notifications/elicitation/complete"
 _UNKNOWN_METHOD = -32601
 
 Tap = Callable[[str, bytes], None]
@@ -62,6 +63,8 @@ class ConnectionHandler(Protocol):
         """Handle a change of the tools, resources or prompts; perhaps of all where none is named."""
 
     def on_log_message(self, entry: Log) -> None: ...
+    def on_page_completed(self, identifier: str) -> None:
+        """Handle the end of what a user did on a page that the server had asked to open."""
 
 
 class ClientConnection:
@@ -405,6 +408,11 @@ class ClientConnection:
             self.send_message(jsonrpc.notification(CANCELLED, {"requestId": pending.id, "reason": why}))
         transport.cancel(pending)
 
+    def context_of(self, token: Json) -> Context | None:
+        """Return the context variables of the request in flight that has a progress token."""
+        pending = self._pending.by_id.get(token) if type(token) is int else None
+        return None if pending is None else pending.context
+
     def send_message(self, message: bytes) -> None:
         """Send a notification or a response."""
         if self.transport is not None:
@@ -533,6 +541,9 @@ class ClientConnection:
             elif message.method == UPDATED:
                 for watch in self.watches:
                     watch(message)
+        elif message.method == PAGE_COMPLETED:
+            if type(identifier := params.get("elicitationId")) is str:
+                self.handler.on_page_completed(identifier)
         elif message.method == CANCELLED:
             request_id = params.get("requestId")
             pending = self._pending.by_id.get(request_id) if type(request_id) is int else None

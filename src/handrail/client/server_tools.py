@@ -297,6 +297,9 @@ class ServerTools:
             log.exception("client: %s: log handler failed and was removed", self.name)
             self._log = None
 
+    def on_page_completed(self, identifier: str) -> None:
+        """A call that needs the page is repeated by the user, not by this client."""
+
     # Listing
 
     async def tools(self, *, fresh: bool = False) -> Tools:

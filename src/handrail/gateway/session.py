@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, Struct
 
-from handrail.client.connection import MAX_PAUSE_SECONDS, ClientConnection
+from handrail import jsonrpc
+from handrail.client.connection import MAX_PAUSE_SECONDS, PAGE_COMPLETED, ClientConnection
 from handrail.client.inflight import FOREVER, Clocks, Log, Progress, deadline_at
 from handrail.client.mcp_config import ServerTarget
 from handrail.client.server_list import ServerList
@@ -39,7 +40,7 @@ from handrail.gateway.questions import (
 from handrail.gateway.settings import Terms
 from handrail.gateway.sign_in import KEY_PREFIX, SignIn
 from handrail.model import InputRequest, Json, Object
-from handrail.protocol.connection import CANCELLED
+from handrail.protocol.connection import CANCELLED, Connection
 from handrail.revisions import Revision
 from handrail.revisions.base import CAPABILITIES, LEVELS, LOG_LEVEL
 from handrail.text.controls import mask, one_line
@@ -54,6 +55,7 @@ MAX_EVENTS, MAX_EVENTS_PER_SECOND = 200, 50  # of progress and log messages of o
 ASK_SECONDS = 60.0  # for the answer to a question outside of a call
 STDERR_LINES, STDERR_CHARS = 5, 300  # of one process, for the errors of its calls
 LIST_SECONDS = 60.0  # for all pages of one list
+MAX_PAGES = 100  # of one connection whose completion may be announced
 CALL_CLOCKS = Clocks(connect=CONNECT_SECONDS, first=FOREVER, idle=FOREVER, total=FOREVER)
 """The timeouts of a call are those of its entry: the engine cancels the call, and that cancels it here."""
 
@@ -105,6 +107,7 @@ class BridgedCall(Struct, eq=False):
 
     async def answer(self, request: InputRequest) -> Object:
         """Return the caller's answer to a question of the upstream."""
+        self.session.expect_page(request, self.state.peer)
         if self.parked is not None:
             check_declared(self.state, request)
             return await self.parked.ask(request)
@@ -156,6 +159,7 @@ class UpstreamSession:
         self._transport: ClientTransport | None = None  # of the last call
         self._level = "info"  # that the upstream was told; what our callers have by default
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._pages: dict[str, tuple[Connection, ReplyChannel | None]] = {}  # that were asked for, by id: of whom
         self._uses = 0  # openings and lists under way
         self._lists: dict[str, ServerList[Any, ListedEntries[Any]]] = {}
 
@@ -178,20 +182,30 @@ class UpstreamSession:
         except RemoteProtocolError as refused:
             self.upstream.note(f"{method} refused: {refused.text}")
             raise
-        answer = await self._answer_by_a_call(bridged, request)
+        answer = await self._answer_by_a_call(bridged, request, self._named_call(params))
         return _answer_of(answer) if request.method == "elicitation/create" else answer
 
-    async def _answer_by_a_call(self, bridged: BridgedCall | None, request: InputRequest) -> Object:
-        """Return the answer of a caller: of the call that asks, or of the last one that is in flight.
+    def _named_call(self, params: Object) -> BridgedCall | None:
+        """Return the call whose progress token a question has, as servers send it that keep the `_meta` of a call."""
+        meta = params.get("_meta")
+        context = self.connection.context_of(meta.get("progressToken")) if type(meta) is dict else None
+        return None if context is None else context.get(_current)
+
+    async def _answer_by_a_call(
+        self, bridged: BridgedCall | None, request: InputRequest, named: BridgedCall | None
+    ) -> Object:
+        """Return the answer of a caller: of the call that asks, of the one that is named, or of the last in flight.
 
         A pipe does not tell which of its owner's calls asks. If the call that was taken ends, it was another one.
         """
         is_certain, was_asked = bridged in self.calls, False
         while True:
             if not is_certain:
-                bridged = next(reversed(self.calls), None)
+                bridged = named if named in self.calls else next(reversed(self.calls), None)
             if bridged is None or bridged not in self.calls:
                 break
+            if not (is_certain or was_asked or bridged is named or len(self.calls) == 1):
+                self.upstream.lose("a question of one of several calls", bridged.state)
             was_asked = True
             bridged.ended = bridged.ended or asyncio.get_running_loop().create_future()
             answering = asyncio.ensure_future(bridged.answer(request))
@@ -206,8 +220,10 @@ class UpstreamSession:
         if was_asked:
             raise RemoteProtocolError("The call has ended", code=-32600)
         if request.method != "roots/list":
+            self.upstream.lose(f"{request.method} outside of a call")
             self.upstream.note(f"{request.method} refused: no call is in flight")
-            raise RemoteProtocolError("No call is in flight that could be asked", code=-32600)
+            text = f"{request.method}: no call is in flight whose caller could be asked; ask while a call runs"
+            raise RemoteProtocolError(text, code=-32600)
         return await self._ask_peer(request)
 
     async def _ask_peer(self, request: InputRequest) -> Object:
@@ -217,8 +233,7 @@ class UpstreamSession:
         """
         peer = self.peer
         revision = None if peer is None else peer.connection.revision
-        channels = [] if peer is None else [*peer.connection.listeners[:1], *_pipes(peer)]
-        channel = next((each for each in channels if each.two_way), None)
+        channel = None if peer is None else _channel_of(peer.connection, _pipe_of(peer))
         if (
             peer is None
             or channel is None
@@ -243,6 +258,24 @@ class UpstreamSession:
             each.is_changed = each.is_changed or capability in ("", each.capability)
         if self._lists:
             self.upstream.on_list_changed(self)
+
+    def on_page_completed(self, identifier: str) -> None:
+        """Pass the notice on to the client that was asked to open the page."""
+        connection, pipe = self._pages.pop(identifier, (None, None))
+        revision = None if connection is None else connection.revision
+        if connection is None:
+            self.upstream.lose("a completed page of no question")
+        elif revision is None or revision.stateless or not revision.elicitation_modes:
+            self.upstream.lose("LOSSY-27")
+        elif (channel := _channel_of(connection, pipe)) is not None:
+            channel.send(jsonrpc.notification(PAGE_COMPLETED, {"elicitationId": identifier}))
+
+    def expect_page(self, request: InputRequest, peer: CallPeer) -> None:
+        """Remember who is asked to open a page: the upstream may say later that it was completed."""
+        if request.params.get("mode") == "url":
+            self._pages[request.params["elicitationId"]] = peer.connection, _pipe_of(peer)
+            if len(self._pages) > MAX_PAGES:
+                del self._pages[next(iter(self._pages))]
 
     def on_log_message(self, entry: Log) -> None:
         if len(self.calls) != 1:
@@ -475,9 +508,15 @@ class UpstreamSession:
         await self.connection.close()
 
 
-def _pipes(peer: CallPeer) -> list[ReplyChannel]:
+def _pipe_of(peer: CallPeer) -> ReplyChannel | None:
     """Return the channel of a peer that is not reached over HTTP, where each request has its own."""
-    return [] if peer.trace_headers is not None else [peer.reply_channel]
+    return None if peer.trace_headers is not None else peer.reply_channel
+
+
+def _channel_of(connection: Connection, pipe: ReplyChannel | None) -> ReplyChannel | None:
+    """Return the stream on which a client gets what belongs to no request of its own; None if there is none."""
+    streams: list[ReplyChannel] = [each.stream for each in connection.listeners[:1]]
+    return next((each for each in [*streams, pipe] if each is not None and each.two_way), None)
 
 
 def _question(raw: Json, revision: Revision) -> InputRequest:

@@ -137,7 +137,7 @@ class Upstream:
         except PeerError as problem:
             self.counts["errors"] += 1
             self._on_failure(problem, owner)
-            await self._raise_url_questions(problem, state)
+            await self._raise_url_questions(problem, state, self.pool.sessions.get((owner, key)))
             if isinstance(problem, RemoteProtocolError) and problem.code == _INVALID_PARAMS and tool is not None:
                 await self._check_still_listed(state, owner, key)
                 self.lose("LOSSY-22", state)
@@ -261,7 +261,7 @@ class Upstream:
             log.warning("gateway: %s: a caller's grant does not work: %s", self.name, _problem_text(problem))
             raise ToolError(sign_in.trouble) from None
 
-    async def _raise_url_questions(self, problem: PeerError, state: CallState) -> None:
+    async def _raise_url_questions(self, problem: PeerError, state: CallState, session: UpstreamSession | None) -> None:
         """Pass on the pages that a call needs first (-32042) to callers that can open them."""
         if not isinstance(problem, RemoteProtocolError) or problem.code != _URL_REQUIRED:
             return
@@ -277,6 +277,9 @@ class Upstream:
                 questions[f"url{number}"] = to_model("elicitation/create", members, state.revision)
         if not questions:
             return
+        if session is not None:
+            for each in questions.values():
+                session.expect_page(each, state.peer)
         if state.revision.input_mode == "request":
             data = {"elicitations": [each.params for each in questions.values()]}
             raise Refused(Kind.NEEDS_URL, problem.text, data, code=_URL_REQUIRED) from None
