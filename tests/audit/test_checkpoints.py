@@ -682,6 +682,16 @@ async def test_a_second_file_gets_what_it_missed(log: Log, key: Path, monkeypatc
     assert check(log.chains(), public(key), lines)[1].copies == len(lines) == len(checkpoints(log.lines))
 
 
+async def test_a_copy_that_was_torn_takes_no_other_with_it(tmp_path: Path, key: Path) -> None:
+    log, copies = FileLog(tmp_path / "trail.jsonl"), tmp_path / "copies.jsonl"
+    copies.write_bytes(b'{"statement":{"wri')
+    for _ in range(2):
+        await write(log.where, 1, key, file=str(copies))
+    torn, *lines = copies.read_bytes().splitlines(keepends=True)
+    assert torn == b'{"statement":{"wri\n'
+    assert check(log.chains(), public(key), lines)[1].copies == 2
+
+
 class Receiver:
     """An HTTP server that takes checkpoints, once it has been asked for as many as it refuses; or never answers."""
 
@@ -917,6 +927,32 @@ async def test_p16_verify_says_what_is_signed_in_a_database(schema: Schema, tmp_
     report = json.loads((await run("--json")).stdout)
     assert (report["ok"], report["flaw"], len(report["signatures"]["signed"])) == (False, None, 2)
     assert schema.server.password not in good.stdout + cut.stdout + json.dumps(report)
+
+
+@requirement("P-16", everywhere=True)
+async def test_p16_an_exported_log_of_many_writers_can_be_verified_with_the_key(
+    schema: Schema, tmp_path: Path, key: Path
+) -> None:
+    await signed_sample(DatabaseLog(schema, tmp_path), key)
+
+    async def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(handrail, "audit", *words, home=tmp_path)
+
+    exported = (await run("export", schema.url)).stdout
+    words = ("verify", "copy.jsonl", "--writers", "--key", public(key), "--checkpoints", "copies.jsonl")
+    (tmp_path / "copy.jsonl").write_text(exported, "utf-8")
+    assert (await run(*words)).returncode == 0
+    lines = exported.splitlines(keepends=True)
+    writer = json.loads(lines[0])["writer"]
+    (tmp_path / "copy.jsonl").write_text("".join(each for each in lines if json.loads(each)["writer"] != writer))
+    checked = await run(*words)
+    assert checked.returncode == 2 and "all records are missing" in checked.stdout
+
+
+async def test_check_says_that_a_log_in_a_database_is_not_signed(schema: Schema, tmp_path: Path) -> None:
+    (tmp_path / "handrail.toml").write_text(f'[audit]\nurl = "{schema.url}"\n')
+    checked = await asyncio.to_thread(handrail, "check", home=tmp_path)
+    assert re.search(r"the audit log is signed by .* no key: all who may write to the database", checked.stdout)
 
 
 def test_check_says_by_which_key_the_log_is_signed_and_why_it_is_not(tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ class CheckpointWriter:
             if not self._task.get_loop().is_closed():
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
-            if self.pending or self._has_signed:
+            is_hopeless = self.problem and not self._keys  # a program that prints no key would hold up the end
+            if (self.pending or self._has_signed) and not is_hopeless:
                 await self._try_to_sign(closes=True)
         await asyncio.gather(*(each.close() for each in self._outlets))
 
@@ -299,9 +300,12 @@ async def _append_line(path: Path, line: bytes) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         size = os.fstat(file).st_size
+        os.lseek(file, max(0, size - 1), os.SEEK_SET)
+        if os.read(file, 1) not in (b"", b"\n"):  # a power cut has torn the last one
+            line = b"\n" + line
         if os.write(file, line) < len(line):
             os.ftruncate(file, size)
             raise OSError("the disk is full")
