@@ -594,3 +594,43 @@ async def test_a_new_grant_ends_no_call_that_runs_and_is_told_to_its_caller(
         upstream.gate.set()
         assert text_of(await alice.answer(running)).startswith("user-")
         assert (await alice.notice("notifications/tools/list_changed"))["method"]
+
+
+@requirement("P-26")
+@pytest.mark.parametrize("is_registered_by_hand", [False, True])
+async def test_a_client_and_its_secret_are_for_the_authorization_server_of_before_only(
+    tmp_path: Path, is_registered_by_hand: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An upstream that names another one does not get what the first one knows."""
+    auth: Object = {"client_id": "gateway", "client_secret": "canary-secret"} if is_registered_by_hand else {}
+    async with (
+        authorized_upstream() as other,
+        house(tmp_path, **auth) as rig,
+        rig.caller("alice", R5) as alice,
+    ):
+        upstream, home = rig.upstream, rig.upstream.home
+        redirect = f"{rig.url}/connect/box"
+        home.knows("gateway", "canary-secret", "client_secret_basic", redirects=(redirect,))
+        await signed_in(rig, alice)
+        assert await sign_in_of(rig).grants.revoke("alice")
+        await signed_in(rig, alice)
+        assert home.count("/register") == (0 if is_registered_by_hand else 1)
+        assert await sign_in_of(rig).grants.revoke("alice")
+        upstream.metadata = {"authorization_servers": [other.home.issuer]}
+        other.home.url = upstream.url
+        asked = Asked(alice, "sign_in_to_box", {})
+        if not is_registered_by_hand:
+            assert (await asked.question())["url"].startswith(other.home.issuer)
+            assert other.home.count("/register") == 1
+            return
+        assert "no sign-in is possible now" in failure_of(await asked.answer())
+        assert "another authorization server than that of the client_id" in caplog.text
+        assert "canary-secret" not in str(other.home.asked) + caplog.text
+
+
+async def test_a_call_in_this_process_does_not_come_back_to_an_address_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, redirect="https://tools.example/mcp/connect/box") as rig, Client(rig.server) as client:
+        assert "no sign-in is possible now" in (await client.call("sign_in_to_box")).text
+        assert "this caller has not come over HTTP" in caplog.text

@@ -33,7 +33,7 @@ from handrail.audit.format import ConsoleRecord, TrailError
 from handrail.engine.core import Engine
 from handrail.errors import AuthorizationError
 from handrail.oauth.client import OAuth, SignInRequired
-from handrail.oauth.flow import Challenge, ClientRegistration, PendingAuthorization, Redacted, TokenGrant
+from handrail.oauth.flow import Challenge, PendingAuthorization, Redacted, RegisteredAt, TokenGrant
 from handrail.protocol.http_rules import CONNECT_PATH, is_local
 from handrail.stores import Delete, Put, Store, StoreError
 from handrail.text.controls import mask, one_line
@@ -193,10 +193,11 @@ class UserGrants:
                 return current
         number, ends = secrets.token_urlsafe(12), int(now) + SIGN_IN_SECONDS
         state = self.engine.seal.seal("sign-in state", self.name, [principal, number], ends)
-        # A registration that the authorization server has forgotten is not tried twice: only a success puts it back.
-        registration, _ = await self.load(CLIENT, "", ClientRegistration)
-        await _stored(self.store.delete(CLIENT + _pair(self.name, "")))
-        pending = await self.of(principal).begin_sign_in(self._url, challenge, redirect, state, registration)
+        earlier, _ = await self.load(CLIENT, "", RegisteredAt)
+        pending = await self.of(principal).begin_sign_in(self._url, challenge, redirect, state, earlier)
+        if earlier is not None:  # a client that the authorization server has forgotten is not tried twice
+            forgotten = self.put(CLIENT, "", RegisteredAt(earlier.issuer), GRANT_SECONDS)
+            await _stored(self.store.commit([forgotten]))
         request = SignInRequest(pending, number, ends, needs_code)
         await _stored(
             self.store.commit(
@@ -215,8 +216,10 @@ class UserGrants:
 
     async def loopback_redirect(self) -> str:
         """Return where browsers come back to on this machine; a registered client has a port."""
-        registration, _ = await self.load(CLIENT, "", ClientRegistration)
-        return self._oauth.loopback_redirect(registration)
+        if (own := self._oauth.redirect).startswith("https:"):
+            raise AuthorizationError(f"browsers come back to {own}, and this caller has not come over HTTP")
+        earlier, _ = await self.load(CLIENT, "", RegisteredAt)
+        return self._oauth.loopback_redirect(None if earlier is None else earlier.client)
 
     async def finish(self, query: str) -> tuple[int, str]:
         """Take the redirect of a browser, which counts once; return the status and the text of its page, as HTML."""
@@ -243,7 +246,8 @@ class UserGrants:
             await _stored(self.store.commit([finished]))
             log.warning("gateway: %s: sign-in of %.200s failed: %s", self.name, principal, reason)
             return 400, f"You are not signed in: {escape(reason)}. Begin again where you began it."
-        registered = self.put(CLIENT, "", grant.client, GRANT_SECONDS)
+        registered = self.put(CLIENT, "", RegisteredAt(grant.issuer, grant.client), GRANT_SECONDS)
+        self._challenges.pop(principal, None)
         about = f"to {escape(self.name)}, for the caller {escape(principal)} of {escape(self.engine.identity.name)}"
         if not request.needs_code:
             await self._record(principal)

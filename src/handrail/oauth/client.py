@@ -38,6 +38,7 @@ from handrail.oauth.flow import (
     Flow,
     OAuthClient,
     PendingAuthorization,
+    RegisteredAt,
     Token,
     TokenGrant,
     discover,
@@ -274,11 +275,15 @@ class OAuth:
         return of_user
 
     async def begin_sign_in(
-        self, url: str, challenge: Challenge, redirect: str, state: str, registration: ClientRegistration | None
+        self, url: str, challenge: Challenge, redirect: str, state: str, earlier: RegisteredAt | None
     ) -> PendingAuthorization:
-        """Return the authorization request for the user of the MCP server at `url`."""
+        """Return the request for the user of the MCP server at `url`; `earlier` is of its last sign-in."""
         server = await self._server(url)
         discovery = await self._run(server, discover(url, challenge, self._issuer))
+        if earlier is not None and earlier.issuer != discovery.server.issuer:  # whose client is none of the new one
+            self._check_same_issuer(discovery.server.issuer)
+            earlier = None
+        registration = None if earlier is None else earlier.client
         client = await self._run(server, self._oauth_client.register(discovery, redirect, registration))
         held = server.grant.token.asked if server.grant else ()
         scopes = self._oauth_client.scopes_to_request(challenge, discovery, held)
@@ -296,10 +301,6 @@ class OAuth:
     def redirect(self) -> str:
         """The redirect URL of the options."""
         return self._oauth_client.redirect
-
-    async def is_signed_in(self, url: str) -> bool:
-        """Return whether there is a grant; it may have expired, and be refreshed when it is used."""
-        return (await self._server(url)).grant is not None
 
     async def headers(self, url: str) -> dict[str, str]:
         """Return the headers of a request to the MCP server at `url`; the token is renewed before it expires."""
@@ -413,11 +414,8 @@ class OAuth:
             if is_current and self._is_better(stored_grant, used, challenge):
                 server.grant = stored_grant
                 return
-            if stored_grant is None and grants and self._oauth_client.client_id and self._issuer is None:
-                raise AuthorizationError(
-                    f"the server now names another authorization server than that of the client_id: {issuer}",
-                    hint="If that is right, give it as `issuer`.",
-                )
+            if stored_grant is None and grants:
+                self._check_same_issuer(issuer)
             scopes = self._oauth_client.scopes_to_request(
                 challenge, discovery, stored_grant.token.asked if stored_grant else ()
             )
@@ -455,6 +453,14 @@ class OAuth:
         await self._store_grant(server, grant)
         if not has_expired:  # replacing an expired token is normal and does not count
             server.flows.append((self._clock(), bool(used and {*grant.token.granted} - {*used.granted})))
+
+    def _check_same_issuer(self, issuer: str) -> None:
+        """Refuse an authorization server that the MCP server has not named before: it would get a client's secret."""
+        if self._oauth_client.client_id and self._issuer is None:
+            raise AuthorizationError(
+                f"the server now names another authorization server than that of the client_id: {issuer}",
+                hint="If that is right, give it as `issuer`.",
+            )
 
     def _raise_sign_in_required(self, server: _ServerState, challenge: Challenge) -> NoReturn:
         assert self._on_sign_in_required is not None

@@ -41,6 +41,7 @@ __all__ = [
     "FlowResponse",
     "OAuthClient",
     "PendingAuthorization",
+    "RegisteredAt",
     "ServerMetadata",
     "Token",
     "TokenGrant",
@@ -306,6 +307,13 @@ class TokenGrant(Struct, frozen=True):
     token_endpoint: str
     client: ClientRegistration
     token: Token
+
+
+class RegisteredAt(Redacted, frozen=True):
+    """The authorization server of the last sign-in, with the client there, unless that may be unknown by now."""
+
+    issuer: str
+    client: ClientRegistration | None = None
 
 
 class PendingAuthorization(Redacted, frozen=True):
