@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -352,8 +353,7 @@ async def test_p20_a_server_that_is_killed_in_mid_commit_loses_nothing_that_was_
                     await asyncio.sleep(0.01)
 
         async def progress() -> None:
-            enough = len(acknowledged) + 20
-            await until(lambda: len(acknowledged) >= enough, "records are written")
+            await until(partial(_has_grown, acknowledged, len(acknowledged) + 20), "records are written")
 
         workers = [asyncio.create_task(work(n)) for n in range(8)]
         for _ in range(50 if SOAK else 4):
@@ -568,6 +568,100 @@ async def test_a_writer_that_had_nothing_to_record_for_long_begins_a_chain(timed
     await trail.close()
     assert calls(timed) == ["2", "3", "4"]
     await good(timed.url)
+
+
+def _has_grown(items: list[str], size: int) -> bool:
+    return len(items) >= size
+
+
+async def test_writers_go_on_while_others_shorten_their_chains(timed: Schema) -> None:
+    now = 1_785_000_000.0
+    trails = [open_trail(timed.url, TrailSettings(keep_days=0)) for _ in range(3)]
+    written: list[str] = []
+    is_over = False
+
+    async def write(worker: int) -> None:
+        number = 0
+        while not is_over:
+            name = f"{worker}-{number}"
+            assert await trails[worker % 3].write(intent(name), [Put(f"used:{name}", b"")] * (worker % 2))
+            written.append(name)
+            number += 1
+
+    workers = [asyncio.create_task(write(n)) for n in range(6)]
+    for _ in range(8):
+        await until(partial(_has_grown, written, len(written) + 30), "records are written")
+        now += DAY
+        await asyncio.to_thread(timed.set_clock, now)
+        await asyncio.gather(trim(timed.url, 2), trim(timed.url, 2))
+    is_over = True
+    await asyncio.gather(*workers)
+    for trail in trails:
+        await trail.close()
+    events = Counter(each["event"] for each in records(timed))
+    assert events["trimmed"] >= 6 and events["intent"] < len(written)
+    assert set(calls(timed)) <= set(written) and calls(timed)[-1] in written[-18:]
+    await good(timed.url)
+
+
+# A long log, and a process that is killed
+
+
+async def test_a_long_log_is_read_in_little_memory(schema: Schema) -> None:
+    async with opened(schema.url) as trail:
+        for _ in range(30):
+            await asyncio.gather(*(trail.write(intent(i, text="x" * 8000)) for i in range(100)))
+    size = int(schema.sql("SELECT sum(length(line)) FROM handrail_audit")[0][0])
+
+    def verified() -> tuple[int, int]:
+        tracemalloc.start()
+        count = merge_reports(report for _, report in verify_chains(PostgresLog(schema.url).chains(), {})).records
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return count, peak
+
+    count, peak = await asyncio.to_thread(verified)
+    assert (count, size > 24_000_000) == (3001, True) and peak < size / 4
+
+
+@requirement("P-15", everywhere=True)
+def test_p15_a_replica_that_is_killed_has_answered_nothing_without_a_record(schema: Schema, tmp_path: Path) -> None:
+    effects, answered = tmp_path / "effects", set[str]()
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    chance = random.Random(11)
+    for round_number in range(50 if SOAK else 4):
+        command = [sys.executable, "-c", KILLED, schema.url, str(effects), str(round_number)]
+        with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            answered |= {process.stdout.readline().strip() for _ in range(chance.randrange(1, 60))}
+            process.kill()
+            answered |= {line.strip() for line in process.stdout if line.endswith("\n")}
+    events = {(each["event"], each.get("call")) for each in records(schema)}
+    assert {call for call in answered if ("outcome", call) not in events} == set()
+    assert {call for call in effects.read_text().split() if ("intent", call) not in events} == set()
+    asyncio.run(_is_good(schema.url))
+
+
+async def _is_good(url: str) -> None:
+    await good(url)
+
+
+KILLED = """
+import asyncio, os, sys
+from itertools import count
+from handrail.audit.log import open_trail
+async def main(url, effects, name):
+    trail, file = open_trail(url), os.open(effects, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    async def work(worker):
+        for i in count():
+            call = f"{name}-{worker}-{i}"
+            await trail.write({"event": "intent", "call": call})
+            os.write(file, f"{call}\\n".encode())
+            await trail.write({"event": "outcome", "call": call})
+            print(call, flush=True)
+    await asyncio.gather(*map(work, range(8)))
+asyncio.run(main(*sys.argv[1:]))
+"""
 
 
 # Tampering

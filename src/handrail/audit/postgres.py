@@ -61,6 +61,7 @@ ATTEMPT_SECONDS = 3.0
 TRIM_SECONDS = 60.0  # between two looks of a process for what is too old
 MAX_TRIM_ROWS = 10_000  # of one transaction
 TRIM_LOCK = -2
+MAX_NOTICE_TRIES = 100
 
 INSERT = (
     "WITH added AS (INSERT INTO handrail_audit (chain, number, time, line)"
@@ -324,11 +325,19 @@ class PostgresTable:
 
     async def _add_notices(self, db: Connection[Record], notices: Sequence[tuple[str, bytes]]) -> None:
         for chain in {chain for chain, _ in notices}:
-            line = await db.fetchval(SELECT_END, chain)
-            last = (line and position_of(line)) or ORIGIN
-            now = await self._server_time(db)
-            lines, _ = frame([body for each, body in notices if each == chain], chain.encode(), now, last)
-            await db.fetchval(INSERT, chain, last.number, lines)
+            bodies = [body for each, body in notices if each == chain]
+            await db.execute("SAVEPOINT notices")
+            for _ in range(MAX_NOTICE_TRIES):  # a writer that is busy may be quicker
+                line = await db.fetchval(SELECT_END, chain)
+                last = (line and position_of(line)) or ORIGIN
+                lines = frame(bodies, chain.encode(), await self._server_time(db), last)[0]
+                try:
+                    await db.fetchval(INSERT, chain, last.number, lines)
+                    break
+                except asyncpg.UniqueViolationError:
+                    await db.execute("ROLLBACK TO notices")
+            else:
+                raise StoreError(f"{self._database.name}: writer {chain} is too busy for the record of a deletion")
 
 
 def _on_appended(callback: DoneCallback, task: asyncio.Task[Collection[int]]) -> None:

@@ -230,6 +230,8 @@ class PostgresDatabase:
                 text = "it did not answer in time"
             case OSError():
                 text = f"it cannot be reached: {problem.strerror or problem}"
+            case asyncpg.ClientConfigurationError():
+                text = f"an option of its URL cannot be used: {problem.args[0]}"
             case asyncpg.InvalidAuthorizationSpecificationError():
                 text = f"it refuses the user or the password: {problem.args[0]}"
             case asyncpg.DuplicatePreparedStatementError() | asyncpg.InvalidSQLStatementNameError():
@@ -326,7 +328,8 @@ class PostgresStore(Store):
 
     def __init__(self, url: str, *, durable: bool = True, name: str = "") -> None:
         self.durable = durable
-        self.database = PostgresDatabase(PostgresUrl.parse(url), durable, f"handrail {name}".strip())
+        application = re.sub("[^ -~]", "?", f"handrail {name}".strip())
+        self.database = PostgresDatabase(PostgresUrl.parse(url), durable, application)
         self._topics = Topics()
         self._listener: asyncio.Task[None] | None = None
         self._last_number = 0  # of the messages that listeners of this process have
@@ -452,7 +455,9 @@ class PostgresStore(Store):
         has_no_tls, has_lagging_standby, *rights = row
         warnings = []
         if has_no_tls:
-            warnings.append("the connection leaves the machine without TLS; add ?sslmode=verify-full to the URL")
+            warnings.append(
+                "the connection leaves the machine without TLS; add ?sslmode=verify-full&sslrootcert=FILE to the URL"
+            )
         if has_lagging_standby:
             warnings.append("a fail-over may lose the last writes; name the standby in synchronous_standby_names")
         if verbs := [verb for verb, may in zip(("UPDATE", "DELETE", "TRUNCATE"), rights, strict=True) if may]:
