@@ -716,6 +716,16 @@ async def test_p16_every_attack_on_the_rows_is_named(attack: str, schema: Schema
     assert schema.server.password not in found.stdout + found.stderr
 
 
+@requirement("P-16", everywhere=True)
+async def test_p16_a_record_in_the_chain_of_another_writer_is_named_without_a_head(schema: Schema) -> None:
+    async with opened(schema.url) as trail:
+        await trail.write(intent(1))
+    schema.sql("UPDATE handrail_audit SET chain = 'f00d'")
+    ((chain, report),) = (await check(schema.url)).items()
+    assert chain == "f00d" and report.flaw is not None
+    assert report.flaw.text == "it was written to the chain of another writer"
+
+
 def _write_anew(schema: Schema, chain: str) -> None:
     from handrail.audit.format import ORIGIN, frame
 

@@ -145,6 +145,25 @@ async def test_a_cancelled_call_leaves_its_answer_to_no_other(schema: Schema) ->
             assert all(isinstance(each, asyncio.CancelledError) or each == b"%d" % i for i, each in enumerate(done))
 
 
+async def test_a_cancelled_commit_is_done_whole_or_not_at_all(schema: Schema) -> None:
+    chance = random.Random(7)
+    async with opened(schema.url) as store:
+        for i in range(40):
+            changes: list[Put | Append] = [
+                Put(f"a:{i:02}", b""),
+                Append(f"log:{i:02}", b"", keep=1),
+                Put(f"b:{i:02}", b""),
+            ]
+            call = asyncio.ensure_future(store.commit(changes))
+            await asyncio.sleep(chance.uniform(0, 0.006))
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await store.put("next", b"")
+        first, second = [[key[2:] for key, _ in await store.scan(prefix)] for prefix in ("a:", "b:")]
+        logs = [f"{i:02}" for i in range(40) if await store.read(f"log:{i:02}")]
+        assert first == second == logs
+
+
 async def test_a_change_that_fails_undoes_itself_and_no_other(schema: Schema) -> None:
     async with opened(schema.url) as store:
         calls = [

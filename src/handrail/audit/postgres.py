@@ -269,7 +269,7 @@ class PostgresTable:
 
     def _disconnect(self) -> None:
         if self._db is not None:
-            self._db.terminate()
+            self._database.abandon(self._db)
             self._db = None
 
     def _start_trimming(self) -> None:

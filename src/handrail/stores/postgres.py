@@ -11,9 +11,10 @@ import os
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from zlib import crc32
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
 __all__ = ["DATABASE_ERRORS", "LOST", "PostgresDatabase", "PostgresStore", "PostgresUrl", "apply"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 OLDEST_SERVER = (14, 0)
 MAX_CONNECTIONS = 4  # of a store; one more listens, and one more writes the audit log
@@ -154,6 +158,7 @@ class PostgresDatabase:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[Connection[Record]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.in_order = asyncio.Lock()  # for what has to be done in the order in which it was asked for
 
     async def connect(self, *, may_lose: bool = False) -> Connection[Record]:
@@ -182,7 +187,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection[Record]]:
-        """Lend a connection for a verb. An error, a cancellation or a lack of time ends the connection too.
+        """Lend a connection for a verb. An error or a lack of time ends the connection too.
 
         So no answer is left on it for the next caller, and no transaction.
         """
@@ -197,7 +202,7 @@ class PostgresDatabase:
                 try:
                     yield db
                 except BaseException:
-                    db.terminate()
+                    self.abandon(db)
                     raise
                 self._idle.append(db)
                 self.trouble = ""
@@ -212,7 +217,7 @@ class PostgresDatabase:
         if self._is_closed:
             raise StoreError("the store was closed")
         if (loop := asyncio.get_running_loop()) is not self._loop:  # what was open in another has ended with it
-            self._loop, self._idle = loop, []
+            self._loop, self._idle, self._tasks = loop, [], set()
             self._slots, self.in_order = asyncio.Semaphore(MAX_CONNECTIONS), asyncio.Lock()
 
     def error(self, problem: BaseException) -> StoreError:
@@ -245,12 +250,32 @@ class PostgresDatabase:
                 text = type(problem).__name__
         return StoreError(f"{self.name}: {text}")
 
+    async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`. It is carried out even if the caller is cancelled, as in other stores."""
+        return await asyncio.shield(self._start(work))
+
+    def abandon(self, db: Connection[Record]) -> None:
+        """Close a connection on which something may still be under way; no caller waits for that."""
+        self._start(close_connection(db))
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller has it, unless that was cancelled
+
     async def close(self) -> None:
-        if self._loop is not asyncio.get_running_loop():
-            self._idle.clear()
         self._is_closed = True
-        for db in self._idle:
-            await close_connection(db)
+        if self._loop is asyncio.get_running_loop():
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            for db in self._idle:
+                await close_connection(db)
         self._idle.clear()
 
     async def _check(self, db: Connection[Record], durable: bool) -> None:
@@ -313,9 +338,23 @@ class PostgresDatabase:
 
 async def close_connection(db: Connection[Record]) -> None:
     try:
-        await db.close(timeout=CLOSE_SECONDS)
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await db.close()
     except DATABASE_ERRORS:
         db.terminate()
+
+
+def carried_out(
+    verb: Callable[Concatenate[PostgresStore, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[PostgresStore, P], Coroutine[Any, Any, T]]:
+    """Make a verb one that goes on to its end if its caller is cancelled."""
+
+    @wraps(verb)
+    async def run(store: PostgresStore, /, *args: P.args, **options: P.kwargs) -> T:
+        store.database.check_usable()
+        return await store.database.carry_out(verb(store, *args, **options))
+
+    return run
 
 
 class PostgresStore(Store):
@@ -343,6 +382,7 @@ class PostgresStore(Store):
     def trouble(self) -> str:  # type: ignore[override]  # it is read only
         return self.database.trouble
 
+    @carried_out
     async def get(self, key: str) -> bytes | None:
         name = key.encode()
         async with self.database.connection() as db:
@@ -351,11 +391,13 @@ class PostgresStore(Store):
             )
         return value
 
+    @carried_out
     async def delete(self, key: str) -> bool:
         async with self._transaction(locks_of([Delete(key)])) as db:
             status = await db.execute(f"DELETE FROM handrail_entries WHERE key = $1 AND {LIVE}", key.encode())
         return status != "DELETE 0"
 
+    @carried_out
     async def scan(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[tuple[str, bytes]]:
         start = prefix.encode()
         # No text has the byte 0xFF in it, so that is the end of all that begin with the prefix.
@@ -367,6 +409,7 @@ class PostgresStore(Store):
             rows = await db.fetch(sql, start, after.encode(), start + b"\xff", max(limit, 0))
         return [(key.decode(), value) for key, value in rows]
 
+    @carried_out
     async def add(self, key: str, amount: int = 1, *, ttl: float | None = None) -> int:
         put = Put(key, b"", ttl)
         async with self._transaction(locks_of([put])) as db:
@@ -378,11 +421,13 @@ class PostgresStore(Store):
                 await db.execute("UPDATE handrail_entries SET value = $2 WHERE key = $1", key.encode(), b"%d" % total)
         return total
 
+    @carried_out
     async def append(self, log: str, value: bytes, *, keep: int, ttl: float | None = None) -> int:
         change = Append(log, value, keep, ttl)
         async with self._transaction(locks_of([change])) as db:
             return await _append(db, change)
 
+    @carried_out
     async def read(self, log: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]:
         sql = (
             "SELECT number, value FROM handrail_lines JOIN handrail_logs USING (log)"
@@ -392,12 +437,14 @@ class PostgresStore(Store):
         async with self.database.connection() as db:
             return [(number, value) for number, value in await db.fetch(sql, name, after, max(limit, 0))]
 
+    @carried_out
     async def commit(self, changes: Sequence[Put | Delete | Append]) -> bool:
         if not changes:
             return True
         async with self._transaction(locks_of(changes)) as db:
             return await apply(db, changes)
 
+    @carried_out
     async def publish(self, topic: str, message: bytes) -> None:
         sql = (
             "WITH next AS (UPDATE handrail_topics SET last = last + 1 RETURNING last), added AS ("
