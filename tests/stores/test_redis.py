@@ -224,6 +224,21 @@ async def test_what_is_deleted_or_expired_leaves_nothing_behind() -> None:
             assert server.command("KEYS", "*") == []
 
 
+async def test_a_counter_keeps_its_time_and_a_log_has_that_of_its_last_entry() -> None:
+    with own_server() as server:
+        async with opened(server.url(), "s") as store:
+            await store.put("k:n", b"-007", ttl=60)  # digits, as other stores take them
+            assert await store.add("k:n") == -6
+            assert 0 < server.command("PTTL", "handrail:1:{s:k}v:k:n") <= 60_000
+            with pytest.raises(StoreError, match="overflow"):
+                await store.add("k:n", -(2**63 - 1))
+            assert await store.get("k:n") == b"-6"
+            await store.append("k:log", b"1", keep=9, ttl=60)
+            assert 0 < server.command("PTTL", "handrail:1:{s:k}l:k:log") <= 60_000
+            await store.append("k:log", b"2", keep=9)
+            assert server.command("PTTL", "handrail:1:{s:k}l:k:log") == -1
+
+
 # Scripts and round trips
 
 
@@ -506,6 +521,27 @@ async def test_sentinels_name_the_new_master_and_nothing_that_a_replica_had_is_l
             # There is no replica now: what is written is not safe, and is not called so.
             with pytest.raises(StoreError, match="only 0 of 1 replicas had it in time"):
                 await store.put("k:alone", b"")
+
+
+async def test_a_sentinel_that_is_away_or_frozen_costs_no_more_than_its_share_of_the_time() -> None:
+    require_redis()
+    with ExitStack() as stack:
+        master = stack.enter_context(own_server())
+        watch = f"sentinel monitor fleet 127.0.0.1 {master.port} 1\n"
+        frozen, guarded = (RedisServer(sentinel=watch + more) for more in ("", f"requirepass {SECRET}\n"))
+        for each in (frozen, guarded):
+            stack.callback(each.stop)
+        frozen.freeze()
+        hosts = f"127.0.0.1:{free_port()},127.0.0.1:{frozen.port},127.0.0.1:{guarded.port}"
+        async with opened(f"redis+sentinel://{hosts}/fleet?sentinel_password={SECRET}") as store:
+            await recovered(store)
+            assert SECRET not in repr(store) + store.trouble
+        async with opened(f"redis+sentinel://127.0.0.1:{guarded.port}/fleet") as store:
+            with pytest.raises(StoreError, match="Authentication required"):
+                await store.get("a")
+        async with opened(f"redis+sentinel://127.0.0.1:{guarded.port}/ship?sentinel_password={SECRET}") as store:
+            with pytest.raises(StoreError, match="it watches no service named 'ship'"):
+                await store.get("a")
 
 
 async def test_a_slot_that_moves_takes_its_keys_along_and_ends_the_subscriptions() -> None:

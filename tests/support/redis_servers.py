@@ -83,8 +83,17 @@ class RedisServer:
         with (self.folder / "log").open("ab") as log:
             # A session of its own: what stops the tests does not stop it first.
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
-        with suppress(redis.AuthenticationError):
-            until(lambda: self.command("PING"), "redis-server")
+        try:
+            until(self._answers, "redis-server")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.command("PING"))
+        except redis.AuthenticationError:
+            return True
 
     def command(self, *words: bytes | str | int) -> Any:
         """Run a command on a connection of its own."""
