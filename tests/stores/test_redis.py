@@ -237,6 +237,10 @@ async def test_a_counter_keeps_its_time_and_a_log_has_that_of_its_last_entry() -
             assert 0 < server.command("PTTL", "handrail:1:{s:k}l:k:log") <= 60_000
             await store.append("k:log", b"2", keep=9)
             assert server.command("PTTL", "handrail:1:{s:k}l:k:log") == -1
+            assert [server.command("PTTL", f"handrail:1:{{s:k}}{index}") > 0 for index in "ie"] == [True, True]
+            await store.put("k:stays", b"")  # and so does its place in the order
+            await store.put("k:goes", b"", ttl=60)
+            assert server.command("PTTL", "handrail:1:{s:k}i") == -1
 
 
 # Scripts and round trips
