@@ -22,12 +22,13 @@ import msgspec
 
 from benchmarks.client_driver import CallingClient
 from benchmarks.driver import Session
+from benchmarks.fleet import fleet_bars, fleet_table, measure_fleet
 from benchmarks.gateway import GATEWAY_NAMES, gateway_bars, gateway_table, measure_gateway
 from benchmarks.guards import guard_bars, guard_table, measure_guards
 from benchmarks.http_driver import HttpServer
 from benchmarks.process import Process, beside, enough, environment, run
 from benchmarks.report import CPU, LATENCY, PEERS, TWINS, Results, Row, bars, table
-from benchmarks.scenarios import GUARDED, HTTP_WIRES, SCENARIOS, SMALL, Part, Scenario, text_of
+from benchmarks.scenarios import GUARDED, HTTP_WIRES, REPLICA, SCENARIOS, SMALL, Part, Scenario, text_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -110,6 +111,10 @@ def main() -> None:
     if any(chosen.only in name for name in GATEWAY_NAMES):
         runtimes = {program.name: program.runtime for program in programs}
         measure_gateway(relayed, runtimes, chosen.only, effort.rounds, effort.slice_s)
+    fleet = Results()
+    if chosen.only in REPLICA.name:
+        say("fleet")
+        measure_fleet(fleet, effort.rounds, effort.slice_s)
     if not chosen.only:
         measure_functions(results, programs)
         measure_starts(results, programs, effort)
@@ -120,13 +125,13 @@ def main() -> None:
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print()
     reports = [(table(results), bars(results)), (guard_table(guarded), guard_bars(guarded))]
-    reports.append((gateway_table(relayed), gateway_bars(relayed)))
+    reports += [(gateway_table(relayed), gateway_bars(relayed)), (fleet_table(fleet), fleet_bars(fleet))]
     for lines, held_to in reports:
         told = [str(bar) for bar in held_to if not chosen.only or bar.verdict != "not measured"]
         if told:
             print("\n".join([*lines, "", *told, ""]))
     if chosen.json:
-        measured = {**results.rounds, **guarded.rounds, **relayed.rounds}
+        measured = {**results.rounds, **guarded.rounds, **relayed.rounds, **fleet.rounds}
         rows = [{**msgspec.to_builtins(row), "rounds": rounds} for row, rounds in measured.items()]
         document = {"machine": machine, "versions": versions, "rows": rows}
         chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))

@@ -16,7 +16,8 @@ PROGRAMS = ("bare", "handrail", *PEERS)
 
 # The same program under two names. Where the two differ by more than the tolerance, the machine was too noisy
 # for that line to say anything, and the line is void.
-TWINS = {name: (name, f"{name} twin") for name in ("bare", "handrail", "off", "sanitize", "outcome")}
+_TWIN_NAMES = ("bare", "handrail", "off", "sanitize", "outcome", "alone", "leased", "exact")
+TWINS = {name: (name, f"{name} twin") for name in _TWIN_NAMES}
 LATENCY = 0.10
 CPU = 0.15
 

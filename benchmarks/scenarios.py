@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 __all__ = ["CLIENT", "ENVELOPE", "FLEET", "FLEET_LIST", "FLEET_TOOLS", "GUARDED", "HTTP_WIRES", "LONG", "LONG_TEXT"]
-__all__ += ["RELAYED", "REVISIONS", "SCENARIOS", "SMALL", "STEPS"]
+__all__ += ["RELAYED", "REPLICA", "REVISIONS", "SCENARIOS", "SHARED", "SMALL", "STEPS"]
 __all__ += ["Answer", "Cores", "Part", "Scenario", "Upstream", "Wire", "text_of"]
 
 Answer = dict[str, Any]
@@ -193,6 +193,20 @@ GUARDED = [
     for name, wire, cores in GUARDED_WIRES
     for tool, arguments, is_right in GUARDED_CALLS
 ]
+
+SHARED = ("alone", "leased", "exact")
+"""How the limits of a replica are counted: by itself, or in Redis with the others."""
+
+REPLICA = Scenario(
+    "fleet, reply over HTTP, stateless, 64 in flight",
+    calling("reply", GUARDED_CALLS[0][1]),
+    GUARDED_CALLS[0][2],
+    (2,),
+    wire="stateless",
+    window=64,
+    cores="two",
+    least_calls=1280,
+)
 
 FLEET, FLEET_TOOLS = 50, 40  # upstreams behind one gateway, and the tools of each
 

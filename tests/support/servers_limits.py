@@ -92,7 +92,7 @@ async def _flood_redis(place: str, rates: Rates, pause_ms: int) -> None:
 
 async def _hold_redis(place: str, rates: Rates, slots: int) -> None:
     name, url = place.split()
-    limiter = RedisLimiter(await connected(RedisStore(url, name=name)), rates, lease_seconds=1)
+    limiter = RedisLimiter(await connected(RedisStore(url, name=name)), rates, lease_seconds=3)
     for _ in range(slots):
         assert callable(await _ask(limiter))
     print("held", flush=True)

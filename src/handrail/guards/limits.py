@@ -623,7 +623,7 @@ class SharedLimiter:
         pending = PendingTake(called, name, kind, caller, charges, plan.slots, plan.owner, admission)
         self._waiting.append(pending)
         self._ensure_running()
-        return _await_admission(pending)
+        return admission if plan.slots is None else _await_admission(pending)
 
     async def close(self) -> None:
         """Give back what is held. The store stays open."""
@@ -685,7 +685,8 @@ class SharedLimiter:
             pending.admission.set_result(self._grant_slot(pending.tool))
         else:
             pending.admission.set_result(admission)
-        self._remember_refusal(pending, now, admission)
+        if admission is not None or self._refusals:
+            self._remember_refusal(pending, now, admission)
 
     def _remember_refusal(self, pending: PendingTake, now: int, refusal: Throttled | None) -> None:
         if refusal is None:  # from now on the others are refused for longer

@@ -58,6 +58,7 @@ from handrail.stores.redis import RedisStore, Script
 log = logging.getLogger("handrail")
 
 FIRST_SHARE = 4  # calls, of the first share of a caller
+MAX_GROWTH = 8  # times from one share to the next
 BUSY_PAUSE_NS = 20_000_000  # until Redis is asked again about a tool without a free slot
 PROBE_SECONDS = 0.25  # between looks whether Redis is back; up to twice as long
 
@@ -257,12 +258,12 @@ class RedisLimiter(SharedLimiter):
             if self._must_refuse(charges, plan.slots):
                 return _fail(self.trouble)
             return self._take_alone(called, kind, caller)
-        if plan.slots is None:
+        if plan.slots is None and self._shares:
             if self._spend(kind, caller, charges):
                 return None
             if (throttled := self._pause(kind, caller, charges)) is not None:
                 return throttled
-        elif self._busy_until.get(self._prefix + plan.name, 0) > self._clock():
+        elif plan.slots is not None and self._busy_until.get(self._prefix + plan.name, 0) > self._clock():
             return busy(plan.slots, plan.owner)
         return super()._enqueue(called, plan, kind, caller, charges)
 
@@ -293,9 +294,9 @@ class RedisLimiter(SharedLimiter):
     async def _settle(self, group: list[PendingTake], stale: set[str]) -> None:
         asking: list[PendingTake] = []
         for each in group:  # the exchange before this one may have decided it
-            refusal = self._standing_refusal(each.tool, each.kind, each.caller)
+            refusal = self._standing_refusal(each.tool, each.kind, each.caller) if self._refusals else None
             is_spent = False
-            if refusal is None and each.slots is None:
+            if refusal is None and each.slots is None and self._shares:
                 is_spent = self._spend(each.kind, each.caller, each.charges)
                 refusal = None if is_spent else self._pause(each.kind, each.caller, each.charges)
             if refusal is None and not is_spent:
@@ -419,8 +420,8 @@ class RedisLimiter(SharedLimiter):
             if len(self._shares) >= MAX_BUCKETS:
                 self._shares.clear()
             share = self._shares[place] = _Share(first)
-        elif self._clock() - share.taken_at < largest:  # it was used up in less time than the rate gives it
-            share.size = min(share.size * 2, largest)
+        elif (lasted := self._clock() - share.taken_at) < (target := self._leasing.epoch // 2):
+            share.size = min(share.size * min(target // max(lasted, 1), MAX_GROWTH), largest)
         elif share.left > share.size // 2:
             share.size = max(share.size // 2, first)
         return share
