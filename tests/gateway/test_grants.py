@@ -24,6 +24,7 @@ from handrail.gateway.session import principal_of
 from handrail.gateway.sign_in import SignIn
 from handrail.guards import Policy, Rule
 from patience import PATIENCE
+from redis_servers import ON_DISK, RedisServer, require_redis
 from requirements import requirement
 from servers_http import served
 from servers_listen import listening
@@ -47,18 +48,16 @@ by_upstream = pytest.mark.parametrize("upstream_revision", [R3, R5])
 class House:
     """A gateway over HTTP for two callers, in front of an upstream that each signs in to."""
 
-    def __init__(self, upstream: Upstream, folder: Path) -> None:
+    def __init__(self, upstream: Upstream, folder: Path, store: str = "") -> None:
         self.upstream = upstream
-        self.folder = folder
+        self.kept: Object = {"store": store} if store else {"audit": folder / "state.db"}
         self.url = ""
         self.server: Server
 
     @asynccontextmanager
     async def serving(self, *more: str, **auth: Any) -> AsyncIterator[House]:
         """A process of the gateway: all have one store and one key. The upstream may be there under more names."""
-        self.server = Server(
-            "house", policy=Policy([Rule(verdict="allow")]), rates=None, keys=[SEAL], audit=self.folder / "state.db"
-        )
+        self.server = Server("house", policy=Policy([Rule(verdict="allow")]), rates=None, keys=[SEAL], **self.kept)
         for name in ("box", *more):
             oauth = OAuth(grant="user", **auth)
             self.server.include(self.upstream.url, name=name, prefix=f"{name}_", trusted=True, new="allow", auth=oauth)
@@ -345,6 +344,19 @@ async def test_a_client_that_takes_no_questions_gets_the_page_from_the_tool(
         assert text_of(await whoami(alice)).startswith("user-")
 
 
+@by_caller
+async def test_a_client_that_opens_pages_and_has_no_forms_calls_the_tool_with_the_code(
+    tmp_path: Path, revision: str, ran: Ran
+) -> None:
+    ran(revision, "http")
+    async with house(tmp_path) as rig, rig.caller("alice", revision, {"elicitation": {"url": {}}}) as alice:
+        asked = Asked(alice, "sign_in_to_box", {})
+        code = await sign_in(rig, (await asked.question())["url"])
+        await asked.reply()
+        assert "call sign_in_to_box with the code on the page" in failure_of(await asked.answer())
+        assert text_of(await alice.call("sign_in_to_box", {"code": code})) == "You are signed in to box."
+
+
 async def test_a_client_that_cannot_be_asked_on_its_stream_gets_the_page_as_an_error(tmp_path: Path, ran: Ran) -> None:
     ran(R4, "http")
     async with house(tmp_path) as rig, rig.caller("alice", R4) as alice:
@@ -412,6 +424,30 @@ async def test_two_processes_refresh_once(tmp_path: Path) -> None:
             assert name.startswith("user-")
         assert home.count("/token", grant_type="refresh_token") == 1
         assert home.count("/authorize") == 1
+
+
+@requirement("P-20")
+async def test_while_the_store_is_away_a_call_is_refused_and_afterwards_the_grant_is_there(tmp_path: Path) -> None:
+    require_redis()
+    server = RedisServer(*ON_DISK, "--maxmemory-policy", "noeviction")
+    try:
+        async with (
+            authorized_upstream() as upstream,
+            House(upstream, tmp_path, server.url()).serving() as rig,
+            rig.caller("alice", R5) as alice,
+        ):
+            await signed_in(rig, alice)
+            before = text_of(await whoami(alice))
+            server.kill()
+            assert "Nothing was done" in str(await whoami(alice))
+            assert len(upstream.seen) == 1
+            server.start()
+            async with asyncio.timeout(PATIENCE):
+                while "Nothing was done" in str(answer := await whoami(alice)):
+                    pass
+            assert text_of(answer) == before
+    finally:
+        server.stop()
 
 
 async def test_a_grant_that_is_revoked_is_used_no_more_in_any_process_even_if_it_is_being_renewed(

@@ -224,6 +224,9 @@ def _missing_stage(server: Server, args: Namespace) -> Row | None:
         for tool in upstream.tools:
             if tool.name == name and tool.reason:
                 return "find", tool.state, f"{tool.own_name} of {upstream.name}: {tool.reason}"
+        if upstream.sign_in is not None and name.startswith(upstream.terms.prefix) and not upstream.tools:
+            text = f"{upstream.name} lists its tools to each caller that has signed in ({upstream.sign_in.entry.name})"
+            return "find", "unknown", text
         if upstream.problem and name.startswith(upstream.terms.prefix) and not upstream.tools:
             return "find", "down", f"{upstream.name} lists nothing: {upstream.problem}"
     return None

@@ -40,6 +40,7 @@ from handrail.gateway.questions import (
 from handrail.gateway.settings import Terms
 from handrail.gateway.sign_in import KEY_PREFIX, SignIn
 from handrail.model import InputRequest, Json, Object
+from handrail.oauth.client import OAuth
 from handrail.protocol.connection import CANCELLED, Connection
 from handrail.revisions import Revision
 from handrail.revisions.base import CAPABILITIES, LEVELS, LOG_LEVEL
@@ -143,8 +144,10 @@ class UpstreamSession:
         self.capabilities = capabilities_of(key)
         self.is_started = False  # it was opened, or failed to open
         target = upstream.target.with_stderr(self._on_stderr)
+        self._authorization: OAuth | None = None
         if upstream.sign_in is not None:  # a transport has the token of one caller, and no other
-            target = target.with_auth(upstream.sign_in.grants.of(principal_of(owner)))
+            self._authorization = upstream.sign_in.grants.of(principal_of(owner))
+            target = target.with_auth(self._authorization)
         self.connection = ClientConnection(
             target,
             self,
@@ -506,6 +509,8 @@ class UpstreamSession:
 
     async def close(self) -> None:
         await self.connection.close()
+        if self._authorization is not None:
+            await self._authorization.close()
 
 
 def _pipe_of(peer: CallPeer) -> ReplyChannel | None:
