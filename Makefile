@@ -21,7 +21,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 
-.PHONY: setup demo test soak lint bench requirements peers upstreams console lock clean
+.PHONY: setup demo test soak lint bench requirements peers upstreams console lock clean fleet
 
 setup: $(READY)
 
@@ -42,6 +42,10 @@ $(READY): requirements.lock pyproject.toml | $(filter .tools/bin/uv,$(UV))
 # The example server and a gateway, with their consoles, until Ctrl-C. SAMPLE=1: with some calls; DEMO_SECONDS=60: for that long.
 demo: setup
 	@SAMPLE="$(SAMPLE)" DEMO_SECONDS="$(DEMO_SECONDS)" $(RUN) examples/demo.py
+
+# Redis, PostgreSQL, three replicas behind nginx, load, and one replica killed. SECONDS=60: for that long.
+fleet: setup peers
+	@SECONDS="$(or $(SECONDS),10)" $(RUN) examples/fleet/run.py
 
 # Most of its time a test waits, for a clock, a process or a browser: five share two cores well. The order is that of
 # conftest.py.
