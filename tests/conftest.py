@@ -41,8 +41,10 @@ EVERYWHERE = ("*", "*")
 # The files that take longest, first: where several processes share the tests, none is left alone with one at the end.
 LONGEST = """
     client/settles console/decisions client/faults console/browser docs/docs gateway/matrix cli/guards interop/client
-    client/client console/looks interop/http console/loading audit/log transports/stdio interop/stdio transports/load
-    transports/supervisor gateway/hostile cli/gateway guards/fire server/calling console/hostile server/log_lines
+    fleet/fleet client/client console/looks interop/http audit/postgres stores/stores console/loading audit/checkpoints
+    audit/log transports/stdio guards/redis_limits interop/stdio transports/load stores/redis fleet/gateways
+    transports/supervisor gateway/hostile cli/gateway guards/fire cli/gateway_auth server/calling console/hostile
+    stores/postgres gateway/grants server/log_lines
     console/forms_browser console/resources_browser client/grid interop/conformance_client cli/keys
     interop/conformance_gateway gateway/faults guards/resources approvals/binding cli/local_file console/tools_browser
     console/upstreams_browser protocol/notices protocol/resources docs/example interop/client_resources

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     target = HERE / "servers_fleet_gateway.py"
-    with fleet(tmp_path_factory.mktemp("gateways"), shared_server().url(), target=target) as made:
+    with fleet(tmp_path_factory.mktemp("gateways"), shared_server().url(database=5), target=target) as made:
         yield made
 
 

@@ -203,10 +203,10 @@ async def test_p20_after_a_restart_everything_goes_on_by_itself(schema: Schema, 
 async def test_p20_a_frozen_server_is_not_waited_for_and_takes_no_answer_with_it(
     schema: Schema, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(databases, "COMMAND_SECONDS", 0.5)
-    monkeypatch.setattr(databases, "CONNECT_SECONDS", 0.5)
     async with opened(schema.url) as store:
         await store.put("a", b"1")
+        monkeypatch.setattr(databases, "COMMAND_SECONDS", 0.5)
+        monkeypatch.setattr(databases, "CONNECT_SECONDS", 0.5)
         postgres.freeze()
         try:
             async with asyncio.timeout(PATIENCE):
