@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
@@ -34,7 +35,7 @@ from handrail.stores.postgres import PostgresStore
 from handrail.stores.sqlite import connect
 from handrail.testing import Peer
 from paths import TESTS
-from patience import PATIENCE
+from patience import PATIENCE, SOAK
 from postgres_servers import PostgresServer, Schema
 from requirements import requirement
 
@@ -101,11 +102,13 @@ class DatabaseLog(Log):
         return [(chain, [row[1].encode() + b"\n" for row in group]) for chain, group in groupby(rows, itemgetter(0))]
 
     def store(self, chains: Chains) -> None:
-        self._sql("TRUNCATE handrail_audit")
-        for chain, lines in chains:
-            for number, line in enumerate(lines, 1):
-                values = f"'{chain}', {number}, now(), decode('{line[:-1].hex()}', 'hex')"
-                self._sql(f"INSERT INTO handrail_audit (chain, number, time, line) VALUES ({values})")
+        rows = [
+            f"('{chain}', {number}, now(), decode('{line[:-1].hex()}', 'hex'))"
+            for chain, lines in chains
+            for number, line in enumerate(lines, 1)
+        ]
+        insert = f"; INSERT INTO handrail_audit (chain, number, time, line) VALUES {', '.join(rows)}" if rows else ""
+        self._sql(f"TRUNCATE handrail_audit{insert}")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -296,6 +299,44 @@ async def test_a_checkpoint_names_what_has_changed_and_not_more_than_its_share(
     else:  # all chains have their turn, and then only the one that goes on
         assert len({name for each in named for name in each}) == 4 and named[-1] == [chain]
     assert check(log.chains(), public(key))[0] == []
+
+
+WRITE = """
+import asyncio, sys
+from handrail.audit import checkpoints
+from handrail.guards import Checkpoints, TrailSettings, open_trail
+checkpoints.LEAST_SECONDS = 0.0
+async def main():
+    where, key, copies = sys.argv[1:]
+    trail = open_trail(where, TrailSettings(checkpoints=Checkpoints(key=key, records=2, file=copies)))
+    for i in range(10_000):
+        await trail.write({"event": "intent", "call": str(i)})
+        print(i, flush=True)
+asyncio.run(main())
+"""
+
+
+@requirement("P-16", everywhere=True)
+async def test_p16_a_writer_killed_while_it_signs_leaves_nothing_that_looks_like_tampering(log: Log, key: Path) -> None:
+    copies = log.folder / "copies.jsonl"
+    for records_before in range(1, 40) if SOAK else (2, 5, 13):
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WRITE, str(log.where), str(key), str(copies), stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(records_before):
+                assert await child.stdout.readline()
+            child.kill()
+            await child.wait()
+        copied = copies.read_bytes().splitlines(keepends=True) if copies.exists() else []
+        chains = log.chains()
+        chains[-1:] = [(chain, [each for each in lines if each.endswith(b"}\n")]) for chain, lines in chains[-1:]]
+        flaws, _ = check(chains, public(key), [each for each in copied if each.endswith(b"}\n")])
+        assert flaws == ([] if checkpoints(log.lines) else [f"nothing in it is signed with {public(key)}"])
+    await write(log.where, 1, key)
+    flaws, signed = check(log.chains(), public(key))
+    assert (flaws, signed.unsigned) == ([], 1), "the next writer signs what the killed ones left"
 
 
 # What is named
