@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
@@ -15,7 +16,7 @@ import aiohttp
 import pytest
 
 from authorized_upstream import Upstream, authorized_upstream, name_of
-from handrail import AuthorizationError, Client, Principal, Server, stores
+from handrail import AuthorizationError, Client, Elicitation, Principal, Server, stores
 from handrail.auth import ApiKeys, OAuth, open_browser
 from handrail.engine.dispatcher import Dispatcher
 from handrail.engine.reply_channel import NullChannel
@@ -670,3 +671,53 @@ async def test_a_call_in_this_process_does_not_come_back_to_an_address_elsewhere
     async with house(tmp_path, redirect="https://tools.example/mcp/connect/box") as rig, Client(rig.server) as client:
         assert "no sign-in is possible now" in (await client.call("sign_in_to_box")).text
         assert "this caller has not come over HTTP" in caplog.text
+
+
+async def test_a_sign_in_and_its_code_and_its_grant_end_by_their_time(tmp_path: Path) -> None:
+    async with house(tmp_path) as rig, rig.caller("alice", R5) as alice:
+        start, late = time.time(), 0.0
+        rig.server.engine.clock = lambda: start + late
+        home = rig.upstream.home
+        first = (await Asked(alice, "sign_in_to_box", {}).question())["url"]
+        back = await home.paste(first, urlsplit(first).netloc)
+        late += 601
+        assert (await open_page(back))[0] == 400 and home.count("/token") == 0
+        second = (await Asked(alice, "sign_in_to_box", {}).question())["url"]
+        code = await sign_in(rig, second)
+        assert second != first
+        late += 601
+        assert "not the code on the page" in failure_of(await alice.call("sign_in_to_box", {"code": code}))
+        await signed_in(rig, alice)
+        assert text_of(await whoami(alice)).startswith("user-")
+        late += 91 * 24 * 3600
+        assert (await Asked(alice, "box_whoami", {}).question())["mode"] == "url"
+
+
+@pytest.mark.parametrize("revision", [R3, R4, R5])
+async def test_a_caller_on_this_machine_needs_no_code(tmp_path: Path, revision: str) -> None:
+    """Whether its client opens the page, or its user does; and also if the user takes a while."""
+    tasks = set[asyncio.Task[bool]]()
+
+    async def visit(question: Elicitation) -> bool:
+        agree = rig.upstream.home.agree(question.url, urlsplit(question.url).netloc)
+        tasks.add(asyncio.create_task(agree))  # goes on after the client has answered
+        return True
+
+    async with house(tmp_path) as rig:
+        if revision != R3:
+            async with Client(rig.server, revision=revision, elicit_url=visit) as client:
+                assert (await client.call("sign_in_to_box")).text == "You are signed in to box."
+                assert (await client.call("box_whoami")).text.startswith("user-")
+            assert {await task for task in tasks} == {True}
+            assert await sign_in_of(rig).grants.revoke("local")
+        async with Client(rig.server, revision=revision) as client:
+            text = (await client.call("sign_in_to_box")).text
+            assert text.startswith("Open this page, sign in to box, then call again: http://127.0.0.1:")
+            assert (await client.call("sign_in_to_box")).text == text
+            url = text.rpartition(" ")[2]
+            assert await rig.upstream.home.agree(url, urlsplit(url).netloc)
+            async with asyncio.timeout(PATIENCE):
+                while (answer := (await client.call("sign_in_to_box")).text) == text:
+                    pass  # the browser has its page, and the listener is just being told
+            assert answer == "You are signed in to box."
+            assert (await client.call("box_whoami")).text.startswith("user-")

@@ -16,14 +16,14 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from handrail.engine.call import Call
 from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry, make_entry
 from handrail.engine.input_requests import RetryLater, Url
 from handrail.errors import AuthorizationError, Kind, Refused, ToolError
-from handrail.gateway.grants import SIGN_IN_SECONDS, SignInRequest, UserGrants
+from handrail.gateway.grants import FINISH_SECONDS, SIGN_IN_SECONDS, SignInRequest, UserGrants
 from handrail.gateway.settings import Terms, short_name
 from handrail.guards.limits import ANONYMOUS
 from handrail.model import Object, Tool
@@ -53,6 +53,14 @@ _ARGUMENTS: Object = {
 }
 
 
+class _Listening(Struct, eq=False):
+    """A sign-in whose redirect comes to this machine."""
+
+    request: SignInRequest
+    task: asyncio.Task[None]
+    has_arrived: bool = False
+
+
 class SignIn:
     """The sign-in of callers to one upstream. `entry` is the tool that begins one."""
 
@@ -60,7 +68,7 @@ class SignIn:
         self.grants = grants
         self.entry = _entry(terms, owner, self._run_tool)
         self._name = terms.name
-        self._listening: dict[str, tuple[SignInRequest, asyncio.Task[None]]] = {}  # by caller, with its listener
+        self._listening: dict[str, _Listening] = {}  # by caller
 
     @property
     def trouble(self) -> str:
@@ -82,6 +90,7 @@ class SignIn:
         if is_anonymous(principal):
             raise Refused(Kind.FORBIDDEN, self.reason(principal), readable=True)
         try:
+            await self._settle(principal)
             is_signed_in = await self.grants.is_signed_in(principal)
         except AuthorizationError as problem:
             raise self._failure(problem) from None
@@ -135,12 +144,12 @@ class SignIn:
     async def _wait(self, call: Call, number: str) -> None:
         """Wait for a redirect to this machine."""
         state, key = call._state, f"{KEY_PREFIX}{number}-wait"
-        _, listener = self._listening.get(call.principal.id, (None, None))
+        listening = self._listening.get(call.principal.id)
         is_retried = state.revision.input_mode == "retry"
-        if listener is not None:
+        if listening is not None:
             state.waiting += 1
             try:
-                await asyncio.wait({listener}, timeout=HOLD_SECONDS if is_retried else SIGN_IN_SECONDS)
+                await asyncio.wait({listening.task}, timeout=HOLD_SECONDS if is_retried else SIGN_IN_SECONDS)
             finally:
                 state.waiting -= 1
                 state.last_activity = state.now()
@@ -148,10 +157,17 @@ class SignIn:
             return
         before = state.answers.get(key)
         rounds = before.get("round", 1) if type(before) is dict else 1
-        if is_retried and listener is not None and not listener.done() and type(rounds) is int and rounds < MAX_ROUNDS:
+        is_open = listening is not None and not listening.task.done()
+        if is_retried and is_open and type(rounds) is int and rounds < MAX_ROUNDS:
             state.answered = {**state.answered, key: {"round": rounds + 1}}
             raise RetryLater
         raise ToolError(f"You have not signed in to {self._name} yet. Sign in, and call again. Nothing was done.")
+
+    async def _settle(self, principal: str) -> None:
+        """Wait for the token, if the redirect of a caller has just come to this machine."""
+        listening = self._listening.get(principal)
+        if listening is not None and listening.has_arrived:
+            await asyncio.wait({listening.task}, timeout=FINISH_SECONDS)
 
     def _failure(self, problem: AuthorizationError) -> ToolError:
         """Return what the caller is told: an address, or a word of the upstream, stays in the log."""
@@ -165,6 +181,7 @@ class SignIn:
         if is_anonymous(principal):
             raise Refused(Kind.FORBIDDEN, self.reason(principal), readable=True)
         try:
+            await self._settle(principal)
             if code := arguments.get("code"):
                 await self._confirm(principal, code)
             elif not await self.grants.is_signed_in(principal):
@@ -184,10 +201,9 @@ class SignIn:
         """Begin a sign-in that comes back to an endpoint of this server; without one, to this machine."""
         if endpoint:
             return await self.grants.begin(principal, self.grants.redirect_at(endpoint), needs_code=True)
-        begun, listener = self._listening.get(principal, (None, None))
-        if begun is not None and listener is not None and not listener.done():
-            return begun
-        self._listening = {who: each for who, each in self._listening.items() if not each[1].done()}
+        self._listening = {who: each for who, each in self._listening.items() if not each.task.done()}
+        if principal in self._listening:
+            return self._listening[principal].request
         if len(self._listening) >= MAX_LISTENERS:
             raise AuthorizationError("too many sign-ins are under way")
         receiver = RedirectListener(await self.grants.loopback_redirect())
@@ -197,14 +213,15 @@ class SignIn:
         except BaseException:
             await receiver.close()
             raise
-        task = asyncio.get_running_loop().create_task(self._receive(receiver, request.pending.state))
-        self._listening[principal] = request, task
+        task = asyncio.get_running_loop().create_task(self._receive(receiver, principal, request.pending.state))
+        self._listening[principal] = _Listening(request, task)
         return request
 
-    async def _receive(self, receiver: RedirectListener, state: str) -> None:
+    async def _receive(self, receiver: RedirectListener, principal: str, state: str) -> None:
         try:
             async with asyncio.timeout(SIGN_IN_SECONDS):
                 back = await receiver.wait(state)
+            self._listening[principal].has_arrived = True
             await self.grants.finish(urlsplit(back).query)
         except (TimeoutError, AuthorizationError):
             pass  # the caller asks again
@@ -213,8 +230,7 @@ class SignIn:
 
     async def close(self) -> None:
         """Stop listening for redirects to this machine."""
-        tasks = [task for _, task in self._listening.values()]
-        self._listening.clear()
+        tasks = [each.task for each in self._listening.values()]
         for task in tasks:
             task.cancel()
         for task in tasks:
