@@ -498,6 +498,27 @@ async def test_a_response_on_the_stream_of_notifications_answers_no_request(ran:
         assert not [each for each, about in talk.notes.heard if about is None and "result" in each]
 
 
+@requirement("P-35")
+async def test_many_events_at_once_are_worked_off_in_turns_of_the_loop(ran: Ran) -> None:
+    ran(MODERN, "http")
+    notice = b'data: {"jsonrpc":"2.0","method":"notifications/x"}\n\n'
+
+    async def script(asked: Asked) -> None:
+        await asked.begin()
+        await asked.chunk(notice * 800)
+        await asked.event(asked.result())
+        await asked.end()
+
+    async with talking(script) as (_, talk):
+        calling = talk.begin()
+        counts = {len(talk.notes.heard)}
+        while not calling.future.done():
+            await asyncio.sleep(0)
+            counts.add(len(talk.notes.heard))
+        assert len(talk.notes.heard) == 801
+        assert len(counts) >= 800 / (2 * web.EVENTS_PER_TURN)  # seen in between
+
+
 # Too much
 
 

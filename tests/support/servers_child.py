@@ -63,6 +63,12 @@ def noise(_: str) -> None:
     wait_for_ever()
 
 
+def bursts(count: str) -> None:
+    """So many messages in one write."""
+    os.write(1, b'{"n":1}\n' * int(count))
+    wait_for_ever()
+
+
 def floods_stderr(size: str) -> None:
     ready()
     for _ in heard():

@@ -40,7 +40,7 @@ class Ear:
         self.why: list[str] = []
         self.too_long = 0
         self.problems: list[tuple[TransportError, PendingRequest | None]] = []
-        self.burst = self.largest_burst = 0  # messages in one turn of the loop
+        self.burst = self.largest_burst = self.turns = 0  # messages in one turn of the loop, and turns that had some
         self._changed = asyncio.Event()
 
     def on_message(self, message: bytes | bytearray, about: PendingRequest | None = None) -> None:
@@ -53,6 +53,7 @@ class Ear:
 
     def _turned(self) -> None:
         self.largest_burst, self.burst = max(self.largest_burst, self.burst), 0
+        self.turns += 1
 
     def on_activity(self, about: PendingRequest | None = None) -> None: ...
 
@@ -329,6 +330,15 @@ async def test_a_fork_that_left_the_group_and_writes_for_ever_is_not_waited_for(
             await until(lambda: gone(forked), "it has nobody to write to any more")
         assert len(ear.heard) == count
         assert ear.largest_burst < 64 * 64
+
+
+@requirement("P-35")
+async def test_a_burst_is_worked_off_in_turns_of_the_loop() -> None:
+    """Others are served in between: few messages are handled in one go, unless there are few in all."""
+    async with opened("bursts 2000") as (_, ear):
+        await ear.until(lambda: len(ear.heard) == 2000)
+        assert ear.largest_burst <= module.LINES_AT_ONCE
+        assert ear.turns >= 2000 / (2 * module.LINES_PER_TURN)  # a read may end anywhere
 
 
 # What was sent, and what was not

@@ -47,6 +47,7 @@ PROTOCOL = "MCP-Protocol-Version"
 
 MAX_REQUESTS = 100  # in parallel; more wait. Responses and notifications are not counted: a request may wait for one
 MAX_WARNINGS = 10  # about messages that the server does not accept; beyond, they are logged at DEBUG
+EVENTS_PER_TURN = 8  # of one read of a stream, between two of which the event loop serves others
 MAX_EMPTY_RESUMES = 10  # attempts to resume a stream without any data
 MAX_REFUSAL_BYTES = 64 * 1024
 NOTIFICATION_SECONDS = 30.0
@@ -483,7 +484,9 @@ class ResumableStream:
                 events = reader.feed(piece)
             self.pieces += 1
             is_silent = True
-            for event in events:
+            for number, event in enumerate(events, 1):
+                if number % EVENTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 self.update_position(event)
                 if event.too_long:
                     reason = f"an event of over {self._limit:,} bytes"

@@ -43,7 +43,8 @@ DEFAULT_ENV = (
 """Environment variables that a server inherits. The others may hold secrets that it has no need of (P-28)."""
 
 MAX_UNSENT_BYTES = 16 * 1024 * 1024
-LINES_PER_TURN = 64  # of one read, before the event loop serves others
+LINES_AT_ONCE = 64  # of one read; more are worked off in turns of the event loop
+LINES_PER_TURN = 8  # between two of which others are served: a flood costs them little
 STALL_SECONDS = 30.0  # a server that reads nothing for so long is killed
 STATUS_SECONDS = 0.5  # to wait for the exit status after the server has closed a pipe
 TERM_SECONDS = 1.0  # between SIGTERM and SIGKILL
@@ -281,7 +282,7 @@ class SubprocessTransport(ClientTransport):
         if data:
             lines = self._lines.feed(data)
             self._is_batching = len(lines) > 1  # their callers may send again, all in the same turn of the loop
-            if len(lines) > LINES_PER_TURN and not self._is_ending:
+            if len(lines) > LINES_AT_ONCE and not self._is_ending:
                 lines, self._backlog = lines[:LINES_PER_TURN], lines[LINES_PER_TURN:]
                 self._loop.remove_reader(self._source)
                 self._loop.call_soon(self._work_off_backlog)
