@@ -16,7 +16,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -136,7 +135,7 @@ class PostgresTable:
         self._trim_at = time.monotonic()
         self._may_trim = True
         self._trimming: asyncio.Task[None] | None = None
-        self._appending: asyncio.Task[Collection[int]] | None = None
+        self._appending: asyncio.Task[None] | None = None
 
     def append(
         self, bodies: list[bytes], changes: Mapping[int, Changes], writer: bytes, callback: DoneCallback
@@ -144,8 +143,7 @@ class PostgresTable:
         self._database.check_usable()
         if (loop := asyncio.get_running_loop()) is not self._loop:  # what was open in another has ended with it
             self._loop, self._db = loop, None
-        self._appending = asyncio.get_running_loop().create_task(self._append(_Group(bodies, changes), writer.decode()))
-        self._appending.add_done_callback(partial(_on_appended, callback))
+        self._appending = loop.create_task(self._run(_Group(bodies, changes), writer.decode(), callback))
         if self._limits.keep_days and self._may_trim and time.monotonic() >= self._trim_at:
             self._start_trimming()
 
@@ -169,6 +167,17 @@ class PostgresTable:
             await close_connection(db)
         if self._owns_store:
             await self._store.close()
+
+    async def _run(self, group: _Group, writer: str, callback: DoneCallback) -> None:
+        try:
+            left_out = await self._append(group, writer)
+        except asyncio.CancelledError:
+            callback(None, StoreError("the audit log was closed"))
+            raise
+        except Exception as problem:  # whatever it is, the callers have to hear of it
+            callback(None, problem)
+        else:
+            callback(left_out, None)
 
     async def _append(self, group: _Group, writer: str) -> Collection[int]:
         """Write the records; return which were left out, because a condition of their changes did not hold."""
@@ -338,11 +347,3 @@ class PostgresTable:
                     await db.execute("ROLLBACK TO notices")
             else:
                 raise StoreError(f"{self._database.name}: writer {chain} is too busy for the record of a deletion")
-
-
-def _on_appended(callback: DoneCallback, task: asyncio.Task[Collection[int]]) -> None:
-    if task.cancelled():
-        callback(None, StoreError("the audit log was closed"))
-    else:
-        problem = task.exception()
-        callback(task.result() if problem is None else None, problem)
