@@ -662,6 +662,16 @@ async def test_calls_go_on_without_a_key_and_the_log_says_so(log: Log, caplog: p
     assert f"audit: {place} is not signed: {log.folder.joinpath('nowhere.pem')}: No such file" in caplog.text
 
 
+async def test_a_server_shows_that_its_log_is_not_signed_until_it_is(tmp_path: Path) -> None:
+    key = tmp_path / "late.pem"
+    server = shop(FileLog(tmp_path / "trail.db"), key, seconds=0.01)
+    async with Peer(server) as peer:
+        assert not (await peer.call("price", {"item": "pear"})).is_error
+        await until(lambda: "late.pem: No such file" in server.engine.guard_set.troubles().get("signing key", ""))
+        write_new_key(key)
+        await until(lambda: not server.engine.guard_set.troubles())
+
+
 @requirement("P-17", everywhere=True)
 async def test_p17_calls_wait_for_a_key_only_where_it_is_required_and_go_on_when_it_is_there(log: Log) -> None:
     key = log.folder.joinpath("late.pem")

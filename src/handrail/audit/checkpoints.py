@@ -1,4 +1,4 @@
-"""Signed checkpoints of an audit log: a chain has no secret, so whoever can write the file could write all of it anew.
+"""Signed checkpoints of an audit log, without which a person who can write the file could write all of it anew.
 
 A checkpoint is a record with a statement and its Ed25519 signature. The statement names the heads of the chains in the
 log as they were on the disk, so it covers every record before them; the record of a checkpoint comes after them. A

@@ -251,6 +251,11 @@ class _Trail:
         self._flush_timer: asyncio.TimerHandle | None = None  # flushes the notes that no other record took along
         self._loop: asyncio.AbstractEventLoop  # while it is busy
 
+    @property
+    def trouble(self) -> str:
+        """Why the log is not signed now, where it should be."""
+        return "" if self._signing is None else self._signing.problem
+
     async def write(self, record: RecordBody, changes: Sequence[Put | Delete] = ()) -> bool:
         body = _encode_record(record)
         self._check_disk_space(record)

@@ -253,6 +253,7 @@ class GuardSet:
         """Return why what the server needs cannot be reached now, by what is affected; nothing while all can be."""
         stores = {"approvals": self.store, "sessions": self.shared_store}
         troubles = {name: getattr(store, "trouble", "") for name, store in stores.items()}
+        troubles["signing key"] = getattr(self.trail, "trouble", "")  # a trail of an author's own may have none
         troubles["limits"] = "" if self.shared_limiter is None else self.shared_limiter.trouble
         return {name: trouble for name, trouble in troubles.items() if trouble}
 
