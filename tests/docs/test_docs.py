@@ -106,7 +106,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=10 * PATIENCE,  # a page may have dozens of commands
         check=False,
     )
     assert done.returncode == 0, done.stderr
