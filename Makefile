@@ -58,13 +58,15 @@ TIMED := transports/test_supervisor transports/test_stdio transports/test_load c
 	http1/test_connection http1/test_server http1/test_prefork
 # And the floods and races of resources at their full size.
 FLOODS := protocol/test_resources guards/test_resource_attacks
+# And the stores: longer plays against their model, a cut at every byte.
+STORES := stores/test_stores stores/test_redis
 # And the gateway: all pairs of revisions on all pairs of transports, the official suite on older wires, faults.
 GATEWAY := gateway/test_matrix gateway/test_faults gateway/test_hostile gateway/test_isolation \
 	interop/test_conformance_gateway
 soak: setup peers
 	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/audit/test_postgres.py \
 		tests/guards/test_fire.py \
-		$(TIMED:%=tests/%.py) $(FLOODS:%=tests/%.py) \
+		$(TIMED:%=tests/%.py) $(FLOODS:%=tests/%.py) $(STORES:%=tests/%.py) \
 		$(GATEWAY:%=tests/%.py)
 
 lint: setup

@@ -189,15 +189,11 @@ async def test_a_cluster_has_the_sessions_in_many_slots_and_each_in_one() -> Non
                 ]
             )
         assert len(await store.scan("session:")) == 30
-        names = [each for server in cluster.servers for each in server.command("KEYS", f"handrail:1:{{{name}:*")]
-    assert len({key_slot(each) for each in names}) > 20
+        kept = {server: server.command("KEYS", f"handrail:1:{{{name}:*") for server in cluster.servers}
+        ends = [server.command("PTTL", each) for server, names in kept.items() for each in names]
+    names = [each for some in kept.values() for each in some]
+    assert all(kept.values()) and len({key_slot(each) for each in names}) > 20
     assert {each.partition(b"}")[0].rpartition(b":")[2] for each in names} == {b"%d" % i for i in range(30)}
-    ends = [
-        server.command("PTTL", each)
-        for server in cluster.servers
-        for each in names
-        if each in server.command("KEYS", "*")
-    ]
     assert len(ends) == 5 * 30 and min(ends) > 0  # the indexes end, too
 
 
@@ -724,6 +720,19 @@ async def test_a_report_names_the_settings_that_lose_writes(
         assert [each.partition(",")[0][: len(text)] for each, text in zip(report.losses, losses, strict=True)] == losses
         assert store.durable == (not losses)
         assert bool(report.warnings) == bool(query)
+
+
+async def test_a_report_of_a_cluster_says_once_what_all_its_masters_say() -> None:
+    cluster = shared_cluster()
+    async with opened(cluster.url) as store:
+        assert [each.partition(",")[0] for each in (await store.report()).losses] == ["appendonly is no"]
+        cluster.servers[1].command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        try:
+            report = await store.report()
+        finally:
+            cluster.servers[1].command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        assert len(report.losses) == 2 and any("maxmemory-policy" in each for each in report.losses)
+        assert report.place == repr(store.url) and report.warnings == ()
 
 
 @pytest.fixture(scope="module")

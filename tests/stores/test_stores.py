@@ -412,15 +412,16 @@ async def test_a_hundred_thousand_expired_keys_do_not_stay(store: Store, path: P
                 return _rows(path, "entries")
 
     await store.put("k:stays", b"")
-    for start in range(0, 100_000, 1000):
+    count = 10_000 if isinstance(store, TimedRedisStore) else 100_000  # there each write sweeps as many
+    for start in range(0, count, 1000):
         await store.commit([Put(f"k:{i}", value, ttl=10) for i in range(start, start + 1000)])
-    assert kept() >= 100_000
+    assert kept() >= count
     clock.now += 10
     if clock.schema is not None:  # it sweeps once a second, by another clock
         while kept() > 2:
             await asyncio.gather(*(store.put("k:tick", b"") for _ in range(100)))
         return
-    for _ in range(1100):
+    for _ in range(count // 100 + 100):
         await store.put("k:tick", b"")
     assert kept() <= 2
 
