@@ -89,6 +89,8 @@ async def recovered(store: RedisStore, *, reads: bool = False) -> None:
         (f"redis://:{SECRET}@host:port", "the port is not a number"),
         (f"redis://:{SECRET}@host:0", "the port is not a number"),
         (f"redis://:{SECRET}@host/zero", "expected redis://"),
+        (f"redis://:{SECRET}@ho\u2100st", "expected redis://"),
+        (f"redis://:{SECRET}@[::1", "expected redis://"),
         (f"redis://:{SECRET}@host/0/1", "expected redis://"),
         (f"redis://:{SECRET}@host#1", "expected redis://"),
         (f"redis://:{SECRET}@one,two", "several hosts are a cluster or sentinels"),

@@ -57,7 +57,10 @@ class RedisUrl(Struct, frozen=True, repr_omit_defaults=True):
         base, _, kind = scheme.partition("+")
         if base not in ("redis", "rediss") or kind not in ("", "sentinel", "cluster"):
             raise ValueError("store: expected redis://, rediss://, redis+sentinel:// or redis+cluster://")
-        rest = urlsplit(url)
+        try:
+            rest = urlsplit(url)
+        except ValueError:
+            raise ValueError(f"store: expected {_FORM}") from None
         userinfo, _, netloc = rest.netloc.rpartition("@")
         username, _, password = userinfo.partition(":")
         options = dict(parse_qsl(rest.query, keep_blank_values=True))
