@@ -721,3 +721,29 @@ async def test_a_caller_on_this_machine_needs_no_code(tmp_path: Path, revision: 
                     pass  # the browser has its page, and the listener is just being told
             assert answer == "You are signed in to box."
             assert (await client.call("box_whoami")).text.startswith("user-")
+
+
+@requirement("GW-07")
+@by_upstream
+async def test_lists_are_for_one_caller_and_instructions_of_an_account_for_none(
+    tmp_path: Path, upstream_revision: str
+) -> None:
+    async with house(tmp_path, upstream_revision) as rig, rig.caller("alice", R5) as alice:
+        await signed_in(rig, alice)
+        page = (await alice.request("tools/list", {}))["result"]
+        assert (len(page["tools"]), page["cacheScope"]) == (3, "private")
+        assert rig.server.upstreams["box"].instructions == "canary-instructions"
+        async with rig.caller("bob", R4) as bob:
+            assert bob.welcome and "canary" not in str(bob.welcome)
+
+
+@requirement("P-24")
+async def test_a_completion_has_the_token_of_its_own_caller(tmp_path: Path) -> None:
+    async with house(tmp_path) as rig, rig.caller("alice", R5) as alice:
+        await signed_in(rig, alice)
+        upstream, reference = rig.server.upstreams["box"], {"type": "ref/prompt", "name": "greet"}
+        rig.upstream.offered.clear()
+        for principal, count in (("alice #5", 0), ("bob", 0), ("alice", 1)):
+            peer = Dispatcher(rig.server.engine, NullChannel(), Principal(principal))
+            await upstream.complete(reference, "city", "", {}, peer)
+            assert len(rig.upstream.offered) == count

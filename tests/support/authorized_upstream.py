@@ -56,7 +56,7 @@ async def authorized_upstream(
     async with Home(time.time).running() as home:
         home.lifetime = lifetime
         upstream = Upstream(home)
-        server = Server("upstream", revisions=revisions, rates=None)
+        server = Server("upstream", revisions=revisions, rates=None, instructions="canary-instructions")
 
         @server.tool(read_only=True)
         async def whoami(call: Call, mark: str = "") -> str:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from handrail.engine.call_state import CallPeer
+from handrail.engine.completion import RequestPeer
 from handrail.engine.guard_set import owner_of
 from handrail.errors import HttpRefused, Kind, PeerError, Refused, RemoteProtocolError, Sent, TransportError
 from handrail.gateway.health import CircuitBreaker
@@ -61,6 +62,11 @@ class SessionPool:
         if " #" in owner:  # a subject of a token may have anything in it
             owner = owner.replace(" #", " ##")
         return f"{owner} #{peer.connection.number}" if key[-1] and not revision.stateless else owner
+
+    @staticmethod
+    def owner_without_roots(peer: RequestPeer) -> str:
+        """Return whose connection a request uses that is no call."""
+        return owner_of(peer.principal, peer.address).replace(" #", " ##")
 
     async def session(self, owner: str, key: CapabilityKey, peer: CallPeer | None = None) -> UpstreamSession:
         """Return the open connection for an owner and its capabilities; open one if there is none."""

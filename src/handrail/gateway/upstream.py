@@ -18,7 +18,7 @@ from handrail.engine.call_state import CallState
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.completion import RequestPeer
 from handrail.engine.core import Engine
-from handrail.engine.guard_set import owner_of, unknown
+from handrail.engine.guard_set import unknown
 from handrail.engine.input_requests import InputRequired
 from handrail.errors import (
     AuthorizationError,
@@ -290,7 +290,7 @@ class Upstream:
         self, reference: Object, argument: str, value: str, context: Mapping[str, str], peer: RequestPeer
     ) -> list[str]:
         """Return the values that the upstream knows for an argument."""
-        owner = owner_of(peer.principal, peer.address)
+        owner = SessionPool.owner_without_roots(peer)
         keys = (key for other, key in self.pool.sessions if other == owner)
         params: Object = {"ref": reference, "argument": {"name": argument, "value": value}}
         if context:

@@ -222,7 +222,8 @@ class Upstreams:
         parts = [own] if type(own) is str else []
         sanitizer = self.engine.guard_set.sanitizer
         for upstream in self.by_name.values():
-            if upstream.is_trusted and (text := upstream.instructions[:MAX_INSTRUCTION_CHARS]):
+            is_for_all = upstream.sign_in is None  # what one account is told may be about it
+            if is_for_all and upstream.is_trusted and (text := upstream.instructions[:MAX_INSTRUCTION_CHARS]):
                 clean = strip_invisible(text) if sanitizer is None else sanitizer.text(strip_invisible(text))
                 parts.append(f"# {upstream.name}\n{clean}")
         return "\n\n".join(parts)[:MAX_ALL_INSTRUCTION_CHARS] if parts else own
