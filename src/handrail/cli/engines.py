@@ -39,8 +39,9 @@ async def _ask(name: str, url: str) -> StoreReport:
                 return await store.report()
         finally:
             await store.close()
-    except (StoreError, TimeoutError) as problem:
-        cause = str(problem) or f"no answer within {CONNECT_SECONDS:g} s"
-        raise TransportError(f"{name}: {public_url(url)}: {cause}") from None
+    except StoreError as problem:  # its text says where
+        raise TransportError(f"{name}: {problem}") from None
+    except TimeoutError:
+        raise TransportError(f"{name}: {public_url(url)}: no answer within {CONNECT_SECONDS:g} s") from None
     except (ValueError, ModuleNotFoundError) as problem:  # the URL, or an extra that is not installed
         raise UsageError(f"{name}: {problem}") from None

@@ -363,9 +363,9 @@ def _engine(url: str) -> Iterator[Step]:
                 yield step
                 if step.verdict == "failed":
                     return
-        [report] = reports_of({"the engine": url}).values()
+        [report] = reports_of({"": url}).values()
     except (HandrailError, ValueError) as problem:
-        yield Step("the engine", "failed", str(problem), "", exit_code_for(problem))
+        yield Step("the engine", "failed", str(problem).removeprefix(": "), "", exit_code_for(problem))
         return
     yield Step("the engine", detail=f"{report.engine}, {report.round_trip_ms:.1f} ms away")
     for text in report.losses:

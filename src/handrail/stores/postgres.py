@@ -234,7 +234,10 @@ class PostgresDatabase:
             case TimeoutError():
                 text = "it did not answer in time"
             case OSError():
-                text = f"it cannot be reached: {problem.strerror or problem}"
+                cause = problem.strerror or str(problem)
+                if cause.startswith("Connect call failed"):  # asyncio's words for ECONNREFUSED
+                    cause = "connection refused: does it run there, and at this port?"
+                text = f"it cannot be reached: {cause}"
             case asyncpg.ClientConfigurationError():
                 text = f"an option of its URL cannot be used: {problem.args[0]}"
             case asyncpg.InvalidAuthorizationSpecificationError():

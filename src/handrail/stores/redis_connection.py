@@ -277,7 +277,18 @@ class RedisConnection:
         await asyncio.wait(self._tasks)
 
 
+_HINTS = {
+    "Authentication required": "give the user and the password: redis://USER:PASSWORD@HOST",
+    "WRONGPASS": "the user or the password in the URL is wrong",
+    "Connect call failed": "the connection was refused: does the server run there, and at this port?",
+    "Protocol error, got": "what answers there is not Redis",
+    "DB index is out of range": "the database is the number behind the last slash of the URL",
+}
+"""What to do, by a part of a failure's text."""
+
+
 def describe_failure(problem: BaseException) -> str:
-    """Return the text of a failure, without what it may repeat of a command."""
-    text = str(problem).split(", with args beginning with")[0].splitlines()
-    return (text and text[0][:300]) or type(problem).__name__
+    """Return the text of a failure, with what would be right, and without what it may repeat of a command."""
+    lines = str(problem).split(", with args beginning with")[0].splitlines()
+    text = (lines and lines[0][:300]) or type(problem).__name__
+    return next((f"{text.rstrip('.')}; {hint}" for sign, hint in _HINTS.items() if sign in text), text)
