@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from argparse import Namespace
 from collections.abc import Iterable
@@ -63,6 +64,8 @@ def run_check(args: Namespace, screen: Screen) -> int:
     engines = reports_of({name: guards.get(name) or getattr(config, name).url for name in ("store", "audit")})
     signed_by, problems = _signing(config, server_guards)
     warnings = [*warnings, *risks_of(engines), *problems]
+    if "store" in engines and "HANDRAIL_KEY" not in os.environ:
+        warnings.append("HANDRAIL_KEY is not set, so a server that shares this store does not start: all need one key")
     if screen.as_json:
         over_http, over_stdio = command_config.approvers(server)
         report = {
