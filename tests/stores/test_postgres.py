@@ -7,10 +7,16 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from faults import until
 from handrail import stores
@@ -280,3 +286,43 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(schema: Sc
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=PATIENCE)
     assert "StoreError: store: postgres needs the package asyncpg: pip install 'handrail[postgres]'" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def certified(postgres: PostgresServer) -> Iterator[tuple[PostgresServer, Path]]:
+    """A server with TLS, and the certificate that its own is signed by: itself, for another name than its address."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + timedelta(days=36_500))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, SHA256())
+    )
+    server = PostgresServer(postgres.programs)
+    server.use_certificate(
+        certificate.public_bytes(Encoding.PEM),
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
+    yield server, server.folder / "server.crt"
+    server.close()
+
+
+async def test_tls_is_used_and_a_name_that_does_not_match_is_named(certified: tuple[PostgresServer, Path]) -> None:
+    server, authority = certified
+    verified = f"sslmode=verify-full&sslrootcert={authority}"
+    async with opened(server.url(verified).replace("127.0.0.1", "localhost")) as store:
+        assert await store.put("a", b"1")
+        rows = server.sql(
+            "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'handrail'"
+        )
+        assert rows == [["t"]]
+    async with opened(server.url(verified)) as store:
+        with pytest.raises(StoreError, match=r"certificate is not valid for '127\.0\.0\.1'"):
+            await store.put("a", b"1")
+    async with opened(server.url("sslmode=verify-full")) as store:
+        with pytest.raises(StoreError, match=r"an option of its URL cannot be used|root certificate"):
+            await store.put("a", b"1")

@@ -412,7 +412,8 @@ async def test_a_hundred_thousand_expired_keys_do_not_stay(store: Store, path: P
                 return _rows(path, "entries")
 
     await store.put("k:stays", b"")
-    count = 10_000 if isinstance(store, TimedRedisStore) else 100_000  # there each write sweeps as many
+    is_quick = clock.schema is None and not isinstance(store, TimedRedisStore)  # in Redis each write sweeps as many
+    count = 100_000 if is_quick else 10_000
     for start in range(0, count, 1000):
         await store.commit([Put(f"k:{i}", value, ttl=10) for i in range(start, start + 1000)])
     assert kept() >= count

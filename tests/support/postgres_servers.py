@@ -39,7 +39,7 @@ class PostgresServer:
     user = "handrail"
 
     def __init__(self, programs: Path) -> None:
-        self._programs = programs
+        self.programs = programs
         parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where a sync costs no time
         self.folder = Path(tempfile.mkdtemp(prefix="handrail-postgres-", dir=parent))
         self.password = secrets.token_hex(8)
@@ -90,7 +90,7 @@ class PostgresServer:
         options = [f"-c{each}" for each in (*SETTINGS.split(), *where, *settings)]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._as_user, str(self._programs / "postgres"), "-D", str(self.data), *options],
+                [*self._as_user, str(self.programs / "postgres"), "-D", str(self.data), *options],
                 stdout=log,
                 stderr=log,
                 cwd="/",
@@ -123,6 +123,17 @@ class PostgresServer:
         for each in [self.pid, *self.children()]:
             _signal(each, signal.SIGCONT)
 
+    def use_certificate(self, certificate: bytes, key: bytes) -> None:
+        """Restart it with TLS."""
+        self.kill()
+        owner = self.data.stat()
+        for name, content in (("server.crt", certificate), ("server.key", key)):
+            path = self.folder / name
+            path.write_bytes(content)
+            path.chmod(0o600)
+            os.chown(path, owner.st_uid, owner.st_gid)
+        self.start("ssl=on", f"ssl_cert_file={self.folder}/server.crt", f"ssl_key_file={self.folder}/server.key")
+
     def children(self) -> list[int]:
         return [int(each) for each in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
@@ -138,7 +149,7 @@ class PostgresServer:
         return [line.split("\t") for line in done.stdout.decode().splitlines()]
 
     def _psql(self, text: str, *, check: bool = True) -> subprocess.CompletedProcess[bytes]:
-        command = [str(self._programs / "psql"), "-XqAt", "-F\t", "-vON_ERROR_STOP=1", self.url()]
+        command = [str(self.programs / "psql"), "-XqAt", "-F\t", "-vON_ERROR_STOP=1", self.url()]
         done = subprocess.run(command, input=text.encode(), capture_output=True)
         assert not check or not done.returncode, done.stderr.decode()
         return done
