@@ -652,6 +652,14 @@ async def test_a_wrong_set_up_is_an_error_that_names_it_and_no_password(
             assert str(refusal.value).startswith("redis ")
 
 
+@pytest.mark.parametrize("host", ["ho\u2100st", "host:port"])
+def test_the_doctor_repeats_no_password_of_a_url_that_is_wrong(host: str) -> None:
+    command = [sys.executable, "-m", "handrail", "doctor", f"redis://:{SECRET}@{host}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert run.returncode and "expected redis://" in run.stdout
+    assert SECRET not in run.stdout + run.stderr
+
+
 async def _subscribed(store: RedisStore) -> None:
     async with store.subscribe("t"):
         pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -98,20 +97,6 @@ async def store(request: pytest.FixtureRequest, path: Path, clock: Clock) -> Asy
     await opened.close()
     if clock.schema is not None:
         clock.schema.drop()
-
-
-@pytest.fixture(autouse=True)
-def deadline() -> Iterator[None]:
-    """A store that never answers fails its test; it does not stop the run."""
-
-    def too_late(*_: object) -> None:
-        raise TimeoutError(f"no end after {DEADLINE} s")
-
-    before = signal.signal(signal.SIGALRM, too_late)
-    signal.alarm(DEADLINE)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @asynccontextmanager

@@ -356,9 +356,13 @@ def _steps(args: Namespace, screen: Screen) -> Iterator[Step]:
 
 def _engine(url: str) -> Iterator[Step]:
     """Check what replicas share: Redis, or PostgreSQL."""
-    parts = urlsplit(url)
     try:
-        if parts.hostname and parts.port:
+        parts = urlsplit(url)
+        has_address = bool(parts.hostname and parts.port)
+    except ValueError:  # whose text may repeat the password; the store says what is wrong, without it
+        has_address = False
+    try:
+        if has_address:
             for step in _network(url):
                 yield step
                 if step.verdict == "failed":
