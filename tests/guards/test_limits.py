@@ -40,8 +40,8 @@ from handrail.stores import Append, Delete, Put, Store, StoreError
 from handrail.stores.memory import MemoryStore
 from handrail.stores.sqlite import SqliteStore
 from handrail.testing import Peer
-from patience import PATIENCE
-from redis_servers import fresh_name, shared_server
+from patience import PATIENCE, SOAK
+from redis_servers import fresh_name, shared_cluster, shared_server
 from requirements import requirement
 from servers_calling import failure, said
 from servers_http import Client, closed as closed, served
@@ -49,7 +49,7 @@ from servers_limits import HOUR, limited
 from wires import HERE, Open, Wire
 from wires_shared import everywhere, open_wire as open_wire, processes as processes, wire as wire
 
-BACKENDS = ("memory", "store", "sqlite", "redis", "redis leased")
+BACKENDS = ("memory", "store", "sqlite", "redis", "redis leased", *["redis cluster"] * SOAK)
 SECOND = 1_000_000_000
 UNLIMITED = {"principal": "", "address": "", "lists": ""}
 
@@ -100,7 +100,8 @@ async def opened(backend: str, rates: Rates, clock: Clock, folder: str | Path) -
     if backend == "memory":
         return MemoryLimiter(rates, clock=clock), None
     if backend.startswith("redis"):
-        redis_store = ClockedRedisStore(shared_server().url(), clock, name=fresh_name())
+        url = shared_cluster().url if backend == "redis cluster" else shared_server().url()
+        redis_store = ClockedRedisStore(url, clock, name=fresh_name())
         await connected(redis_store)
         await redis_store.put("rate:salt", b"always the same")
         leasing = ALWAYS_LEASED if backend == "redis leased" else LEASING
@@ -231,6 +232,14 @@ async def test_callers_and_tools_do_not_share(make: Make) -> None:
     assert await answers(limiter, 3, "alice", "a") == [True, True, False]
     assert await answers(limiter, 3, "bob", "a") == [True, True, False]
     assert await answers(limiter, 3, "alice", "b") == [True, True, False]
+
+
+async def test_names_that_look_like_others_do_not_share(make: Make) -> None:
+    limiter = await make(principal="1/hour", tool={"rate": "5/hour"}, tools={"slow*": {"concurrent": 1}})
+    assert await answers(limiter, 1, "a", "x:principal") == [True]
+    assert await answers(limiter, 1, "a:tool x", "y") == [True]
+    for tool in ("slow", "slow:counts", "slow:ends", "slow{a}", "slow%3A"):
+        await slot(limiter, f"{tool} caller", tool)
 
 
 async def test_the_tools_of_a_caller_share_what_the_caller_has(make: Make) -> None:

@@ -23,7 +23,7 @@ from handrail.stores import StoreError
 from handrail.stores.redis import RedisStore, Script
 from handrail.testing import Peer
 from patience import PATIENCE, SOAK, in_time
-from redis_servers import MEMORY_ONLY, RedisServer, fresh_name, require_redis, shared_cluster, shared_server
+from redis_servers import MEMORY_ONLY, ON_DISK, RedisServer, fresh_name, require_redis, shared_cluster, shared_server
 from requirements import requirement
 from tests.guards.test_limits import SECOND, UNLIMITED, Clock, Model, answers, ask, rates, refused, run, slot
 
@@ -420,7 +420,8 @@ async def test_p20_while_redis_is_away_calls_with_a_limit_are_refused_at_once(
     engine: RedisServer, leave: Away, come_back: Away, given: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await connected(RedisStore(engine.url(), name="away"))
-    limiter = RedisLimiter(store, rates(tool={"rate": "1000/hour"}, tools={"held": {"concurrent": 1}}, **given))
+    limits = rates(tool={"rate": "1000/hour"}, tools={"held": {"concurrent": 1}}, **given)
+    limiter, other = (RedisLimiter(store, limits, lease_seconds=3600) for _ in range(2))
     release = await slot(limiter, "alice", "held")
     assert await outcome(limiter) is None and limiter.trouble == ""
     leave(engine)
@@ -435,11 +436,70 @@ async def test_p20_while_redis_is_away_calls_with_a_limit_are_refused_at_once(
     come_back(engine)
     await until(lambda: not limiter.trouble)
     assert await outcome(limiter) is None
-    (await slot(limiter, "alice", "held"))()  # Redis was told that it is free
+    async with asyncio.timeout(PATIENCE):  # until Redis was told that it is free
+        while isinstance(answer := await ask(other, "bob", "held"), Throttled):  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+    assert callable(answer)
+    answer()
     messages = [each.message for each in caplog.records if each.message.startswith("limits: ")]
     assert [each.split(",")[0] for each in messages] == ["limits: Redis does not answer", "limits: Redis answers"]
     await limiter.close()
+    await other.close()
     await store.close()
+
+
+@requirement("P-20", "P-30", everywhere=True)
+@pytest.mark.parametrize("exact", [False, True])
+async def test_p20_redis_that_is_killed_under_load_lets_no_more_through_than_the_limit(exact: bool) -> None:
+    """With an append-only file that is synced at every write."""
+    require_redis()
+    server = RedisServer(*ON_DISK)
+    stores = [await connected(RedisStore(server.url(), name="load")) for _ in range(3)]
+    limits = rates(principal="400/second burst 50", exact=exact)
+    limiters = [RedisLimiter(store, limits) for store in stores]
+    taken, went_on = 0, asyncio.Event()
+
+    async def flood(limiter: RedisLimiter) -> None:
+        nonlocal taken
+        while True:
+            if await outcome(limiter, "tool") is None:
+                taken += 1
+                went_on.set()
+            await asyncio.sleep(0.0005)
+
+    begun = now(server)
+    tasks = [asyncio.create_task(flood(limiter)) for limiter in limiters]
+    for _ in range(50 if SOAK else 3):
+        async with asyncio.timeout(PATIENCE):
+            before = taken
+            while taken < before + 60:
+                went_on.clear()
+                await went_on.wait()
+        server.kill()
+        server.start()
+    async with asyncio.timeout(PATIENCE):
+        went_on.clear()
+        await went_on.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    seconds = now(server) - begun
+    print(f"{taken} calls in {seconds:.3f} s, {50 + 400 * seconds:.0f} are allowed")
+    assert taken <= 50 + 400 * seconds + 1
+    for limiter, store in zip(limiters, stores, strict=True):
+        await limiter.close()
+        await store.close()
+    server.stop()
+
+
+async def test_a_limiter_that_is_closed_while_redis_is_away_leaves_nothing_behind(engine: RedisServer) -> None:
+    store = await connected(RedisStore(engine.url(), name="away"))
+    limiter = RedisLimiter(store, rates(tools={"held": {"concurrent": 1}}))
+    await slot(limiter, "alice", "held")
+    engine.kill()
+    await limiter.close()
+    await store.close()
+    assert [task for task in asyncio.all_tasks() if "_probe" in repr(task)] == []
 
 
 @requirement("P-20", everywhere=True)

@@ -237,10 +237,10 @@ class RedisLimiter(SharedLimiter):
         self._probe_task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        if self._probe_task is not None:
+        await super().close()
+        if self._probe_task is not None:  # also one that began now
             self._probe_task.cancel()
             await asyncio.wait([self._probe_task])
-        await super().close()
 
     def _release(self, tool: str) -> None:
         self._busy_until.pop(tool, None)
