@@ -64,7 +64,7 @@ STORES := stores/test_stores stores/test_redis
 GATEWAY := gateway/test_matrix gateway/test_faults gateway/test_hostile gateway/test_isolation \
 	interop/test_conformance_gateway
 soak: setup peers
-	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/audit/test_postgres.py \
+	HANDRAIL_SOAK=1 $(RUN) -m pytest -q -rsP --show-capture=stdout tests/audit/test_faults.py tests/fleet/test_faults.py tests/audit/test_postgres.py \
 		tests/guards/test_fire.py \
 		$(TIMED:%=tests/%.py) $(FLOODS:%=tests/%.py) $(STORES:%=tests/%.py) \
 		$(GATEWAY:%=tests/%.py)

@@ -25,6 +25,14 @@ async def pay(to: str) -> str:
     return f"paid {to}"
 
 
+@server.tool(idempotent=False, destructive=False)
+async def note(number: int) -> str:
+    """Leave a mark that all replicas can see: the effect of a call."""
+    with RUNS.with_name("notes").open("a") as file:
+        file.write(f"{number}\n")
+    return f"noted {number}"
+
+
 @server.tool(read_only=True)
 async def limited() -> str:
     """Count against the shared limits."""
