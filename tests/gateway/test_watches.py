@@ -9,7 +9,7 @@ import pytest
 
 from gateways_operated import Place, behind, operated, place, upstream_of
 from handrail import Principal
-from handrail.gateway import upstreams as gateway_upstreams, watches
+from handrail.gateway import upstreams as gateway_upstreams
 from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
@@ -27,8 +27,7 @@ UPDATED = "notifications/resources/updated"
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_upstreams, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(watches, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(gateway_upstreams, "CHECK_SECONDS", 0.01)
 
 
 @asynccontextmanager

@@ -44,6 +44,7 @@ T = TypeVar("T")
 MAX_INSTRUCTION_CHARS, MAX_ALL_INSTRUCTION_CHARS = 4_096, 32_768  # of one upstream, and of all
 MAX_MEMOS, MEMO_SECONDS = 1_000, 1.0
 POLL_SECONDS = 0.5  # between two looks at tools.lock, and at connections that are not used
+CHECK_SECONDS = 5.0  # between two looks at who is still subscribed to a resource
 
 
 class Upstreams:
@@ -293,7 +294,8 @@ class Upstreams:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Close all connections at the end."""
-        housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(work) for work in (self._keep_house(), self._check_subscriptions())]
         self._is_serving = True
         async with AsyncExitStack() as stack:
             if (store := self.engine.guard_set.shared_store) is not None:
@@ -306,7 +308,8 @@ class Upstreams:
                 yield
             finally:
                 self._is_serving = False
-                housekeeping.cancel()
+                for task in tasks:
+                    task.cancel()
                 await asyncio.gather(*(each.close() for each in self.by_name.values()), return_exceptions=True)
 
     def _listening(self) -> set[str]:
@@ -325,10 +328,6 @@ class Upstreams:
             listening = self._listening()
             for upstream in [*self.by_name.values()]:
                 upstream.pool.end_idle(loop.time(), listening)
-                try:
-                    await upstream.watches.check(loop.time())
-                except StoreError as problem:  # it knows who is subscribed
-                    log.warning("gateway: %s: subscriptions not checked: %s", upstream.name, problem)
             for lock in self._locks.values():
                 try:
                     if lock.refresh():
@@ -336,6 +335,18 @@ class Upstreams:
                             upstream.catalog.judge_again()
                 except Exception as problem:  # it cannot be read, or what is listed now cannot be pinned in it
                     log.error("gateway: %s", problem)
+
+    async def _check_subscriptions(self) -> None:
+        """End subscriptions that no client needs any more. It has a task of its own, since the store may be slow."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            for upstream in [*self.by_name.values()]:
+                try:
+                    await upstream.watches.check()
+                except StoreError as problem:  # it knows who is subscribed
+                    log.warning("gateway: %s: subscriptions not checked: %s", upstream.name, problem)
+                except Exception:
+                    log.exception("gateway: %s: subscriptions not checked", upstream.name)
 
 
 async def _wait(waits: Mapping[asyncio.Task[None], float], on_waited: Callable[[], None]) -> None:

@@ -28,7 +28,6 @@ __all__ = ["ResourceWatches"]
 log = logging.getLogger("handrail")
 
 MAX_WATCHED = 1_000  # resources of one upstream, each of one owner
-CHECK_SECONDS = 5.0  # between two looks at who is still subscribed
 
 IsWanted = Callable[[], Awaitable[object]]
 """Whether a client is still subscribed."""
@@ -70,7 +69,6 @@ class ResourceWatches:
     def __init__(self, upstream: WatchedUpstream) -> None:
         self._upstream = upstream
         self._watches: dict[tuple[str, str], _Watch] = {}  # by audience and URI
-        self._checked_at = 0.0
 
     def add(self, entry: ToolEntry, peer: CallPeer, owner: str, key: CapabilityKey, is_wanted: IsWanted) -> None:
         """Subscribe to a resource for a client, over the session that its calls use."""
@@ -85,11 +83,10 @@ class ResourceWatches:
             self._start(watch)
         watch.subscribers[peer.connection] = _Subscriber(is_wanted)
 
-    async def check(self, now: float) -> None:
+    async def check(self) -> None:
         """Unsubscribe from what no client is subscribed to any more, and try again what has failed."""
-        if now - self._checked_at < CHECK_SECONDS or self._upstream.is_stopped:
+        if self._upstream.is_stopped:
             return
-        self._checked_at = now
         for place, watch in [*self._watches.items()]:
             for connection, subscriber in [*watch.subscribers.items()]:
                 is_wanted = subscriber.is_new or await subscriber.is_wanted()
