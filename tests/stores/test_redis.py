@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -521,6 +521,23 @@ async def test_a_connection_that_listens_and_is_closed_ends_every_subscription()
             assert await anext(messages) == b"after"
 
 
+async def test_each_connection_that_listens_is_asked_for_signs_of_life() -> None:
+    with own_server() as server:
+        async with opened(server.url()) as store:
+            async with store.subscribe("t") as messages:
+                for each in server.clients():
+                    server.command("CLIENT", "KILL", "ID", each["id"])
+                with pytest.raises(StoreError):
+                    await anext(messages)
+            async with store.subscribe("t") as messages:  # at once, on a new connection
+                server.freeze()
+                try:
+                    with pytest.raises(StoreError, match="no answer within"):
+                        await asyncio.wait_for(anext(messages), PATIENCE)
+                finally:
+                    server.thaw()
+
+
 async def test_sentinels_name_the_new_master_and_nothing_that_a_replica_had_is_lost() -> None:
     require_redis()
     with ExitStack() as stack:
@@ -732,6 +749,26 @@ async def test_a_report_names_the_settings_that_lose_writes(
         assert bool(report.warnings) == bool(query)
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [("maxmemory", "1", "used memory > 'maxmemory'"), ("min-replicas-to-write", "1", "Not enough good replicas")],
+)
+async def test_a_server_that_takes_no_writes_says_so_and_nothing_is_half_done(
+    setting: str, value: str, text: str, own: RedisServer
+) -> None:
+    async with opened(own.url()) as store:
+        await store.put("k:a", b"1")
+        own.command("CONFIG", "SET", "maxmemory-policy", "noeviction", setting, value)
+        try:
+            with pytest.raises(StoreError, match=text):
+                await store.commit([Delete("k:a"), Put("k:b", b""), Append("k:log", b"", 9)])
+            assert await store.scan("k:") == [("k:a", b"1")]
+            assert await store.read("k:log") == []
+        finally:
+            own.command("CONFIG", "SET", setting, "0")
+        assert await store.delete("k:a")
+
+
 async def test_a_report_of_a_cluster_says_once_what_all_its_masters_say() -> None:
     cluster = shared_cluster()
     async with opened(cluster.url) as store:
@@ -822,14 +859,17 @@ class Replica:
 
 
 @requirement("P-19")
-async def test_an_approval_and_the_limits_of_replicas_are_counted_once_on_a_cluster() -> None:
+async def test_an_approval_and_the_limits_of_replicas_are_counted_once_on_a_cluster(
+    ran: Callable[[str, str], None],
+) -> None:
     """No change of the package touches two slots: the cluster would refuse it."""
     name = fresh_name()
     replicas = [Replica(name) for _ in range(3)]
     async with AsyncExitStack() as stack:
         for each in replicas:
             stack.push_async_callback(each.store.close)
-        peers = [await stack.enter_async_context(Peer(each.server)) for each in replicas]
+        peers = [await stack.enter_async_context(Peer(each.server, revision="2025-11-25")) for each in replicas]
+        ran("2025-11-25", "memory")
         assert (await peers[0].call("cancel", {"order": 7})).is_error
         [waiting] = await replicas[1].server.approvals.open()
         await replicas[1].server.approvals.decide(waiting.id, True, by="ops", remember=0)

@@ -217,7 +217,8 @@ class RedisStore(Store):
         self._topics = Topics()
         self._subscribers: Counter[bytes] = Counter()  # of each channel
         self._leaving: Counter[bytes] = Counter()  # channels, by requests under way
-        self._heartbeat: asyncio.Task[None] | None = None
+        self._listener: RedisConnection | None = None
+        self._heartbeat: asyncio.Task[None] | None = None  # of the listener
         check = ("EVAL", CHECK, 0, self._prefix)
         self._nodes = RedisNodes(self.url, check, self._lacking, on_push=self._on_push, on_close=self._topics.close)
         self._wait: list[Command] = []
@@ -326,7 +327,10 @@ class RedisStore(Store):
         reply: Any = None
         for _ in range(2):
             connection = await self._nodes.listener(channel)
-            if self._heartbeat is None or self._heartbeat.done():
+            if connection is not self._listener:
+                if self._heartbeat is not None:
+                    self._heartbeat.cancel()
+                self._listener = connection
                 loop = asyncio.get_running_loop()
                 self._heartbeat = loop.create_task(self._beat(connection, channel), context=Context())
             # Also where others listen to it: what comes before the answer was published before.
