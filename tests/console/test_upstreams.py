@@ -378,16 +378,19 @@ def test_rows_of_several_workers_become_one() -> None:
     base = {"name": "fs", "problem": "", "latency_ms": 1.0, "calls": 1, "errors": 0, "restarts": 0, "sessions": 1}
     base |= {
         "lossy": {"LOSSY-01": 1},
+        "left_out": {"2024-11-05": {"LOSSY-02": 3}},
         "since": 5.0,
         "revision": "2025-06-18",
         **dict.fromkeys(upstreams._TOOL_COUNTS, 0),
     }
     one = {**base, "state": "up", "tools": 3}
+    base = {**base, "left_out": {"2024-11-05": {"LOSSY-02": 3, "LOSSY-04": 1}, "2025-03-26": {"LOSSY-02": 3}}}
     other = {**base, "state": "down", "problem": "gone", "since": 9.0, "revision": "2026-07-28", "latency_ms": 4.0}
     (merged,) = upstreams.merge_rows([[one], [other]])
     assert (merged["state"], merged["problem"], merged["revision"]) == ("down", "gone", "2026-07-28")
     assert (merged["calls"], merged["sessions"], merged["latency_ms"], merged["tools"]) == (2, 2, 4.0, 3)
     assert merged["lossy"] == {"LOSSY-01": 2}
+    assert merged["left_out"] == base["left_out"]
     assert upstreams.merge_rows([]) == []
 
 

@@ -22,6 +22,7 @@ from patience import PATIENCE, SOAK
 from requirements import record_ran, requirement
 from rigs_gateway import running, strings
 from scripted_upstream import (
+    COMPLETED,
     CURSOR,
     DIALECTS,
     ENVELOPE,
@@ -520,6 +521,48 @@ async def test_a_page_to_visit_first_is_named_to_those_who_can_open_it(pair: Pai
     assert page["url"].endswith("canary-url")
     assert bool(page.get("elicitationId")) is (pair.client == R4)
     assert len(talk.rig.calls("visit", mark=mark)) == 2
+
+
+@requirement("GW-04", "GW-10")
+@between(clients=[R4, R5], upstreams=[R4])
+async def test_a_caller_hears_that_its_page_is_completed_before_the_result_of_its_call(
+    pair: Pair, connect: Connect
+) -> None:
+    talk: Talk = await connect({"elicitation": {"url": {}}})
+    lossy = talk.gateway.server.upstreams[talk.prefix.removesuffix("_")].lossy
+    before = lossy["LOSSY-27"]
+    answer = await talk.converse("ask", {"kind": "page", "mark": fresh_mark(pair)}, replies)
+    assert json.loads(text_of(answer)) == {"q": {"action": "accept"}}
+    [(_, page)] = talk.asked
+    if pair.client == R4:
+        assert page["elicitationId"] != "e-7"  # another upstream may have the same
+        assert talk.notices(COMPLETED) == [{"elicitationId": page["elicitationId"]}]
+    else:
+        assert not talk.notices(COMPLETED)
+    if pair.leg != "stdio":  # there the gateway is another process
+        assert lossy["LOSSY-27"] - before == (pair.client == R5)
+
+
+@requirement("GW-04", "GW-10")
+@between(clients=[R4], upstreams=[R4], legs=["http", "stdio", "memory"])
+async def test_only_the_caller_that_was_sent_to_a_page_hears_that_it_is_completed(pair: Pair, connect: Connect) -> None:
+    """Both callers share one connection to the upstream, and have no call in flight."""
+    talks: list[Talk] = [await connect({"elicitation": {"url": {}}})]
+    if pair.leg != "stdio":  # there is one client
+        talks.append(await connect({"elicitation": {"url": {}}}))
+    marks, pages = [fresh_mark(pair) for _ in talks], []
+    for talk, mark in zip(talks, marks, strict=True):
+        answer = await talk.call("visit", {"mark": mark})
+        pages.append(answer["error"]["data"]["elicitations"][0]["elicitationId"])
+    rig = talks[0].rig
+    rig.command(do="complete", id="e-of-nobody")
+    for mark, talk, page in [*zip(marks, talks, pages, strict=True)][::-1]:
+        for _ in range(2):  # said twice, it is heard once
+            rig.command(do="complete", id=f"e-{mark}")
+        assert (await talk.wire.notice(COMPLETED))["params"] == {"elicitationId": page}
+    for talk in talks:
+        assert await talk.text("echo", {"text": "x"}) == "x"
+        assert not talk.notices(COMPLETED)
 
 
 @requirement("GW-04", "GW-15")

@@ -31,9 +31,9 @@ from handrail.testing import Peer
 from patience import PATIENCE
 from requirements import requirement
 from rigs_gateway import Rig, running
-from scripted_upstream import DIALECTS, R0, R1, R2, R4, R5, TOOLS, Json, Object, Upstream, definition
+from scripted_upstream import DIALECTS, ICONS, R0, R1, R2, R4, R5, TOOLS, Json, Object, Upstream, definition
 from servers_listen import listening
-from wires import ALL, TRANSPORTS, Wire
+from wires import ALL, TRANSPORTS, MemoryWire, Wire
 from wires_gateway import LegWire, failure_of, text_of
 from wires_http import http
 
@@ -522,6 +522,52 @@ async def test_readiness_and_numbers_are_of_each_upstream(ran: Ran) -> None:
             'handrail_lossy_total{upstream="up",case="LOSSY-08"} 2',
         ):
             assert line in page.splitlines(), page
+
+
+@requirement("GW-04")
+async def test_what_definitions_lose_is_counted_and_logged_once_for_a_change_of_the_list(
+    caplog: pytest.LogCaptureFixture, ran: Ran
+) -> None:
+    caplog.set_level("INFO", "handrail")
+    rich = simple("rich", title="Rich", outputSchema={"type": "object"}, annotations={"readOnlyHint": True})
+    async with offering(R4, simple("plain"), rich, {**rich, "name": "other"}) as rig:
+        library = Server("library")
+        library.resource("notes://a", title="A", icons=ICONS)(lambda: "a note")
+        server = operated([behind(rig, name="up", new="allow"), {"target": Client(library), "name": "library"}])
+        metrics = Metrics.of(server.engine)
+        upstream = server.upstreams["up"]
+
+        def counted() -> dict[tuple[str, ...], float]:
+            return dict(metrics.lossy.values)
+
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(server.serving())
+            old, new = [MemoryWire(revision, server) for revision in (R1, R4)]
+            for wire in (old, new):
+                stack.push_async_callback(wire.close)
+                await wire.open()
+                ran(wire.revision, "memory")
+            for _ in range(3):
+                assert {*await listed(old)} == {"plain", "rich", "other"}
+                assert {*await listed(new)} == {"plain", "rich", "other"}
+            lost = {"LOSSY-01": 2, "LOSSY-02": 2, "LOSSY-04": 2}
+            assert counted() == {("up", case): number for case, number in lost.items()}
+            assert upstream.catalog.losses == {R1: lost}
+            assert not upstream.lossy  # of calls and lists
+            await old.request("resources/list")
+            of_library = {("library", case): 1 for case in ("LOSSY-01", "LOSSY-05")}
+            assert counted() == {("up", case): number for case, number in lost.items()} | of_library
+            offer(rig, rich)
+            await until(old, lambda tools: [*tools] == ["rich"])
+            await until(new, lambda tools: [*tools] == ["rich"])
+            assert upstream.catalog.losses == {R1: dict.fromkeys(lost, 1)}
+            assert counted() == {("up", case): number + 1 for case, number in lost.items()} | of_library
+    lines = [each.getMessage() for each in caplog.records if "definitions lose" in each.getMessage()]
+    assert lines == [
+        f"gateway: up: tools/list for {R1}: definitions lose LOSSY-01 in 2, LOSSY-02 in 2, LOSSY-04 in 2",
+        f"gateway: library: resources/list for {R1}: definitions lose LOSSY-01 in 1, LOSSY-05 in 1",
+        f"gateway: up: tools/list for {R1}: definitions lose LOSSY-01 in 1, LOSSY-02 in 1, LOSSY-04 in 1",
+    ]
 
 
 # Instructions

@@ -37,6 +37,7 @@ WAV = base64.b64encode(
 ).decode()
 MODIFIED = "2025-05-03T14:30:00Z"
 ICONS = [{"src": "https://example.org/i.png", "mimeType": "image/png"}]
+COMPLETED = "notifications/elicitation/complete"
 CURSOR = "page-2"  # of the second page; R5 says "", which is a cursor there
 INSTRUCTIONS = "Ask the rig kindly."
 PROGRESS = (1, 3, 2, 3, 4)  # what `steps` reports; it may only grow
@@ -281,7 +282,9 @@ class Upstream:
             self.note(kind="ended", session=session.number)
 
     def command(self, order: Object) -> None:
-        """What the test wants: `release` a slow call, or one that waits to ask; `offer` or `forget` a tool; `die`."""
+        """What the test wants: `release` a slow call, or one that waits to ask; `offer` or `forget` a tool; `die`;
+        `complete` a page; `ask` outside of a call.
+        """
         word = order["do"]
         if word == "release":
             for session in self.sessions:
@@ -300,7 +303,7 @@ class Upstream:
                 session.write(
                     {
                         "jsonrpc": "2.0",
-                        "method": "notifications/elicitation/complete",
+                        "method": COMPLETED,
                         "params": {"elicitationId": order["id"]},
                     },
                     None,
@@ -485,7 +488,8 @@ class Upstream:
         if visits > 1 or not since(self.dialect, R4):
             session.text(held.id, "visited")
         elif self.dialect == R4:
-            session.error(held.id, -32042, "Sign-in needed", ERROR_DATA[-32042])
+            page = {**ERROR_DATA[-32042]["elicitations"][0], "elicitationId": f"e-{held.mark}"}
+            session.error(held.id, -32042, "Sign-in needed", {"elicitations": [page]})
         else:
             page = {k: v for k, v in ERROR_DATA[-32042]["elicitations"][0].items() if k != "elicitationId"}
             self._require(session, held, {"page": {"method": "elicitation/create", "params": page}}, params, 1)
@@ -566,6 +570,8 @@ class Upstream:
             self._ask(session, held, rounds[int(turn) + 1], int(turn) + 1)
             return
         del session.held[held.id]
+        if held.arguments["kind"] == "page" and self.dialect == R4:
+            session.notify(COMPLETED, held.id, elicitationId="e-7")
         session.text(held.id, json.dumps({key: answer.get("result", answer) for key, answer in held.answers.items()}))
 
 
@@ -608,9 +614,11 @@ def questions_of(dialect: str, kind: str) -> list[Object]:
         page["elicitationId"] = "e-7"
     has_forms, has_pages = since(dialect, R3), since(dialect, R4)
     choices = {"method": "elicitation/create", "params": {**mode, **_choices(dialect)}}
+    asks_page = [{"q": {"method": "elicitation/create", "params": page}}] if has_pages else []
     table: dict[str, list[Object]] = {
         "form": [{"q": form}] if has_forms else [],
-        "url": [{"q": {"method": "elicitation/create", "params": page}}] if has_pages else [],
+        "url": asks_page,
+        "page": asks_page,  # and says when it is completed
         "sampling": [{"q": sample}],
         "roots": [{"q": roots}],
         "both": [{"r": roots, "s": sample}],

@@ -144,6 +144,7 @@ export interface Upstream {
   errors: number;
   restarts: number;
   lossy: { [id: string]: number }; // what could not be carried between two revisions, and how often
+  left_out: { [revision: string]: { [id: string]: number } }; // of definitions, by the revision of the clients that listed them: of how many
   sessions: number; // connections that are open
   trusted: boolean; // its hints are believed by configuration
   tools: number; // offered to callers

@@ -46,8 +46,8 @@ RESTARTS = 3  # within a minute without a pause; the pause then doubles up to `m
 MAX_PAUSE_SECONDS = 30.0
 _LIST_CHANGED = {f"notifications/{each}/list_changed": each for each in ("tools", "resources", "prompts")}
 UPDATED = "notifications/resources/updated"
-ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 PAGE_COMPLETED = "notifications/elicitation/complete"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 _UNKNOWN_METHOD = -32601
 
 Tap = Callable[[str, bytes], None]

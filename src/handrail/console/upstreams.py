@@ -64,7 +64,12 @@ def _merge(one: Object, other: Object) -> Object:
     totals = {name: one[name] + other[name] for name in _SUMS}
     totals |= {name: max(one[name], other[name]) for name in ("latency_ms", *_TOOL_COUNTS)}
     lossy: dict[str, int] = dict(Counter(one["lossy"]) + Counter(other["lossy"]))
-    return {**newest, **totals, "state": worse["state"], "problem": worse["problem"], "lossy": lossy}
+    left_out = {  # each worker has the same lists, and perhaps callers of other revisions
+        revision: {**one["left_out"].get(revision, {}), **other["left_out"].get(revision, {})}
+        for revision in sorted({*one["left_out"], *other["left_out"]})
+    }
+    worst = {"state": worse["state"], "problem": worse["problem"]}
+    return {**newest, **totals, **worst, "lossy": lossy, "left_out": left_out}
 
 
 def _row(context: ConsoleContext, upstream: Upstream) -> Object:
@@ -79,6 +84,7 @@ def _row(context: ConsoleContext, upstream: Upstream) -> Object:
         "since": upstream.era_since,
         "latency_ms": round(upstream.latency_ms, 3),
         "lossy": dict(upstream.lossy),
+        "left_out": {revision: dict(losses) for revision, losses in sorted(upstream.catalog.losses.items())},
         "trusted": upstream.terms.trusted,
     }
     sessions = sum(each.connection.is_open for each in upstream.pool.sessions.values())

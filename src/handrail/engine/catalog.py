@@ -138,6 +138,10 @@ class ToolEntry(Struct, kw_only=True, eq=False):
         """Return the tool as a revision lists it."""
         return revision.tool(self.tool)
 
+    def definition_losses(self, revision: Revision) -> list[str]:
+        """Return what of its definition a revision cannot express."""
+        return revision.definition_losses(self.tool)
+
     def bad_arguments(self, arguments: Object) -> Refused:
         spelled = arguments if self.kind == "tool" else _spelled_values(arguments, self.tool.input_schema)
         problems = self.input.problems(spelled) or self.input.problems(arguments)

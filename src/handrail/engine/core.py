@@ -245,6 +245,7 @@ class Engine:
         self.thread_pool = ThreadPool(options.get("workers", 16))
         self.completion_pool = CompletionPool()
         self.open_streams: set[OpenStream] = set()
+        self.on_loss: list[Callable[[str, str, int], None]] = []  # upstream, case, how often; losses outside of calls
         self.middleware: list[Middleware] = []
         self.sinks: tuple[CallSink, ...] = ()
         self.on_request: Callable[[RequestOrigin, Request], None] | None = None  # after any request but a call
@@ -292,6 +293,11 @@ class Engine:
         """Serve what upstream servers have beside the server's own."""
         self.upstreams = upstreams
         self._hide_methods()
+
+    def record_loss(self, upstream: str, case: str, count: int = 1) -> None:
+        """Count what could not be carried between two revisions, and belongs to no call."""
+        for record in self.on_loss:
+            record(upstream, case, count)
 
     def stop_reason(self, entry: ToolEntry, principal: Principal) -> str:
         """Return why an operator has stopped an upstream, a tool or a caller; empty if none of them is stopped."""

@@ -60,6 +60,9 @@ class PromptEntry(ToolEntry, kw_only=True):
     def definition(self, revision: Revision) -> Any:
         return revision.definition(self.listing)
 
+    def definition_losses(self, revision: Revision) -> list[str]:
+        return revision.definition_losses(self.listing)
+
 
 def make_prompt_entry(prompt: Prompt, schema: Object, *, complete: Any = None, **rest: Any) -> PromptEntry:
     """Check a definition, and compile everything that a request for the prompt needs of it."""

@@ -54,6 +54,9 @@ class ResourceEntry(ToolEntry, kw_only=True):
     def definition(self, revision: Revision) -> Any:
         return revision.definition(self.listing)
 
+    def definition_losses(self, revision: Revision) -> list[str]:
+        return revision.definition_losses(self.listing)
+
     def encoder_arguments(self, engine: Any, result: ToolResult) -> tuple[Any, ...]:
         guards = engine.guard_set
         is_same_for_all = not (self.takes_call or self.scopes or self.hide or self.via or engine.middleware)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from itertools import chain, count
@@ -104,7 +105,7 @@ class UpstreamCatalog:
         self._tools: dict[ViewKey, list[UpstreamTool]] = {}
         self._all_tools: list[UpstreamTool] | None = []
         self._numbers = count()
-        self._counted: set[str] = set()  # revisions whose losses of definitions are counted
+        self._counted: dict[tuple[str, str], Counter[str]] = {}  # losses of definitions, by revision and method
 
     @property
     def tools(self) -> list[UpstreamTool]:
@@ -128,7 +129,6 @@ class UpstreamCatalog:
             else:
                 specified = self._other_entries(method, entries)
             problems += self._exchange(method, key, specified)
-        self._counted.clear()
         self._caller.on_change()
         return problems
 
@@ -175,13 +175,22 @@ class UpstreamCatalog:
         """Return the entry of a name that stands in the catalog of the engine."""
         return next(iter(self._variants[method][own_name].values())).entry
 
-    def new_losses(self, revision: Revision) -> list[str]:
-        """Return, once for each change of the list, what the definitions of tools lose in a revision."""
-        if revision.name in self._counted:
-            return []
-        self._counted.add(revision.name)
-        firsts = (self._first("tools/list", each) for each in self._variants["tools/list"])
-        return [case for entry in firsts for case in revision.definition_losses(entry.tool)]
+    def new_losses(self, method: str, revision: Revision) -> Counter[str]:
+        """Return, once for each change of the list, what its definitions lose in a revision."""
+        if (revision.name, method) in self._counted:
+            return Counter()
+        firsts = (self._first(method, each) for each in self._variants[method])
+        losses = Counter(case for entry in firsts for case in entry.definition_losses(revision))
+        self._counted[revision.name, method] = losses
+        return losses
+
+    @property
+    def losses(self) -> dict[str, Counter[str]]:
+        """How many definitions lose what, by the revision of the callers that have listed them as they are now."""
+        losses: dict[str, Counter[str]] = {}
+        for (revision, _), counted in self._counted.items():
+            losses.setdefault(revision, Counter()).update(counted)
+        return {revision: counted for revision, counted in losses.items() if counted}
 
     def forget(self, key: ViewKey) -> None:
         """Take away what only this view shows."""
@@ -281,6 +290,7 @@ class UpstreamCatalog:
         # Names that another upstream had, and has no longer.
         added += [each for each in all_firsts if each.name not in present and each not in new]
         if gone or added:
+            self._counted = {each: losses for each, losses in self._counted.items() if each[1] != method}
             return self._add(method, gone, added)
         if before is not None and own != before:  # the catalog is as it was, and tells no one
             self.tell_owner(method, key[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from handrail import jsonrpc
 from handrail.client.connection import MAX_PAUSE_SECONDS, PAGE_COMPLETED, ClientConnection
@@ -39,6 +41,7 @@ from handrail.gateway.questions import (
 )
 from handrail.gateway.settings import Terms
 from handrail.gateway.sign_in import KEY_PREFIX, SignIn
+from handrail.jsonrpc import Id
 from handrail.model import InputRequest, Json, Object
 from handrail.oauth.client import OAuth
 from handrail.protocol.connection import CANCELLED, Connection
@@ -56,7 +59,7 @@ MAX_EVENTS, MAX_EVENTS_PER_SECOND = 200, 50  # of progress and log messages of o
 ASK_SECONDS = 60.0  # for the answer to a question outside of a call
 STDERR_LINES, STDERR_CHARS = 5, 300  # of one process, for the errors of its calls
 LIST_SECONDS = 60.0  # for all pages of one list
-MAX_PAGES = 100  # of one connection whose completion may be announced
+MAX_PAGES = 100  # to open, whose completion is awaited, of one connection; of more the newest
 CALL_CLOCKS = Clocks(connect=CONNECT_SECONDS, first=FOREVER, idle=FOREVER, total=FOREVER)
 """The timeouts of a call are those of its entry: the engine cancels the call, and that cancels it here."""
 
@@ -108,11 +111,23 @@ class BridgedCall(Struct, eq=False):
 
     async def answer(self, request: InputRequest) -> Object:
         """Return the caller's answer to a question of the upstream."""
-        self.session.expect_page(request, self.state.peer)
+        if request.params.get("mode") == "url":
+            page_id = self.session.add_page(self.state, request.params["elicitationId"])
+            request = replace(request, params={**request.params, "elicitationId": page_id})
         if self.parked is not None:
             check_declared(self.state, request)
             return await self.parked.ask(request)
         return await self.session.ask(self.state, request)
+
+
+class Page(Struct, frozen=True):
+    """A page that a caller was asked to open. The caller hears when the upstream says that it is completed."""
+
+    id: str  # that the caller knows: ids of several upstreams may be the same
+    call_id: Id
+    connection: Connection  # of the caller
+    pipe: ReplyChannel | None  # of a caller that is not reached over HTTP
+    revision: Revision
 
 
 class SessionUpstream(Protocol):
@@ -159,10 +174,10 @@ class UpstreamSession:
         self.calls: dict[BridgedCall, None] = {}
         self.last_used = self.connection.now()
         self.peer: CallPeer | None = None  # who is asked when the upstream asks outside of a call
+        self._pages: dict[str, Page] = {}  # that callers were asked to open, by the ids of the upstream
         self._transport: ClientTransport | None = None  # of the last call
         self._level = "info"  # that the upstream was told; what our callers have by default
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
-        self._pages: dict[str, tuple[Connection, ReplyChannel | None]] = {}  # that were asked for, by id: of whom
         self._uses = 0  # openings and lists under way
         self._lists: dict[str, ServerList[Any, ListedEntries[Any]]] = {}
 
@@ -262,27 +277,36 @@ class UpstreamSession:
         if self._lists:
             self.upstream.on_list_changed(self)
 
-    def on_page_completed(self, identifier: str) -> None:
-        """Pass the notice on to the client that was asked to open the page."""
-        connection, pipe = self._pages.pop(identifier, (None, None))
-        revision = None if connection is None else connection.revision
-        if connection is None:
-            self.upstream.lose("a completed page of no question")
-        elif revision is None or revision.stateless or not revision.elicitation_modes:
-            self.upstream.lose("LOSSY-27")
-        elif (channel := _channel_of(connection, pipe)) is not None:
-            channel.send(jsonrpc.notification(PAGE_COMPLETED, {"elicitationId": identifier}))
-
-    def expect_page(self, request: InputRequest, peer: CallPeer) -> None:
-        """Remember who is asked to open a page: the upstream may say later that it was completed."""
-        if request.params.get("mode") == "url":
-            self._pages[request.params["elicitationId"]] = peer.connection, _pipe_of(peer)
-            if len(self._pages) > MAX_PAGES:
-                del self._pages[next(iter(self._pages))]
-
     def on_log_message(self, entry: Log) -> None:
         if len(self.calls) != 1:
             self.upstream.lose("LOSSY-34" if self.calls else "log without a call")
+
+    # Pages
+
+    def add_page(self, state: CallState, page_id: str) -> str:
+        """Note whom the upstream has asked to open a page; return the id of the page for that caller."""
+        peer, own = state.peer, secrets.token_urlsafe(9)
+        self._pages.pop(page_id, None)
+        if len(self._pages) >= MAX_PAGES:
+            del self._pages[next(iter(self._pages))]
+        self._pages[page_id] = Page(own, state.id, peer.connection, _pipe_of(peer), state.revision)
+        return own
+
+    def on_page_completed(self, identifier: str) -> None:
+        """Tell the caller that was asked to open a page, once, on the stream of its call or an open one."""
+        page = self._pages.pop(identifier, None)
+        if page is None:
+            self.upstream.lose("a completed page of no question")
+            return
+        channel = _channel_of(page.connection, page.pipe)
+        for bridged in self.calls:
+            state = bridged.state
+            if (state.peer.connection, state.id) == (page.connection, page.call_id) and not state.closed:
+                channel = state.reply_channel if state.reply_channel.two_way else channel
+        if page.revision.stateless or channel is None or channel.disconnected:
+            self.upstream.lose("LOSSY-27")
+        else:
+            channel.send(jsonrpc.notification(PAGE_COMPLETED, {"elicitationId": page.id}))
 
     # Lists
 

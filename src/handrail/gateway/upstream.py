@@ -137,7 +137,8 @@ class Upstream:
         except PeerError as problem:
             self.counts["errors"] += 1
             self._on_failure(problem, owner)
-            await self._raise_url_questions(problem, state, self.pool.sessions.get((owner, key)))
+            session = self.pool.sessions.get((owner, key)) or self.pool.stateless
+            await self._raise_url_questions(problem, state, session)
             if isinstance(problem, RemoteProtocolError) and problem.code == _INVALID_PARAMS and tool is not None:
                 await self._check_still_listed(state, owner, key)
                 self.lose("LOSSY-22", state)
@@ -145,7 +146,6 @@ class Upstream:
             if is_refused or isinstance(problem, AuthorizationError):
                 self.lose("LOSSY-21", state)
             failure = failure_of(problem, self.name, method, uri)
-            session = self.pool.sessions.get((owner, key)) or self.pool.stateless
             if isinstance(failure, ToolError) and isinstance(problem, TransportError) and session and session.stderr:
                 failure.data = {"stderr": session.stderr}
             raise failure from None
@@ -274,12 +274,12 @@ class Upstream:
         for number, page in enumerate(pages[:MAX_PAGES], 1):
             with suppress(RemoteProtocolError):  # not an address that can be passed on
                 members = {**page, "mode": "url"} if type(page) is dict else {}
-                questions[f"url{number}"] = to_model("elicitation/create", members, state.revision)
+                question = to_model("elicitation/create", members, state.revision)
+                if session is not None and question.params["elicitationId"] == members.get("elicitationId"):
+                    question.params["elicitationId"] = session.add_page(state, question.params["elicitationId"])
+                questions[f"url{number}"] = question
         if not questions:
             return
-        if session is not None:
-            for each in questions.values():
-                session.expect_page(each, state.peer)
         if state.revision.input_mode == "request":
             data = {"elicitations": [each.params for each in questions.values()]}
             raise Refused(Kind.NEEDS_URL, problem.text, data, code=_URL_REQUIRED) from None
@@ -370,7 +370,17 @@ class Upstream:
         self.lossy[case] += 1
         if state is not None:
             state.lossy = (*state.lossy, case)
+        else:
+            self.engine.record_loss(self.name, case)
         log.info("gateway: %s: %s", self.name, case)
+
+    def count_definition_losses(self, method: str, revision: Revision) -> None:
+        """Count what its definitions lose for callers of a revision, once for each change of a list (GW-04)."""
+        if losses := self.catalog.new_losses(method, revision):
+            for case, count in losses.items():
+                self.engine.record_loss(self.name, case, count)
+            summary = ", ".join(f"{case} in {count}" for case, count in sorted(losses.items()))
+            log.info("gateway: %s: %s for %s: definitions lose %s", self.name, method, revision.name, summary)
 
     def on_stderr(self, line: str) -> None:
         self._stderr.append(line[:STDERR_CHARS])

@@ -22,6 +22,7 @@ from handrail.engine.call_state import CallPeer
 from handrail.engine.catalog import ToolEntry
 from handrail.engine.core import Engine
 from handrail.engine.guard_set import owner_of
+from handrail.gateway.catalog import METHODS
 from handrail.gateway.leases import ForeignLease, Lease, Leases
 from handrail.gateway.pool import SessionPool
 from handrail.gateway.questions import CapabilityKey, capability_key
@@ -157,7 +158,7 @@ class Upstreams:
     def prepare(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> Awaitable[None] | None:
         key = capability_key(revision, client)
         owner = SessionPool.owner(peer, key, revision)
-        memo = ("prepare", owner, key, revision.name)
+        memo = ("prepare", method, owner, key, revision.name)
         if self._remembered(memo) is not None:
             return None
         waits: dict[asyncio.Task[None], float] = {}
@@ -167,14 +168,21 @@ class Upstreams:
             is_loading = is_loading or task is not None
             if task is not None and (seconds := upstream.lists.wait_seconds(owner, key)):
                 waits[task] = seconds
-            upstream.lossy.update(upstream.catalog.new_losses(revision))
         if not is_loading:
             self._remember(memo, True)
-        return _wait(waits, partial(self._on_waited, owner, key)) if waits else None
+        if waits:
+            return _wait(waits, partial(self._on_waited, owner, key, method, revision))
+        self._count_losses(method, revision)
+        return None
 
-    def _on_waited(self, owner: str, key: CapabilityKey) -> None:
+    def _on_waited(self, owner: str, key: CapabilityKey, method: str, revision: Revision) -> None:
         for upstream in self.by_name.values():
             upstream.lists.mark_waited(owner, key)
+        self._count_losses(method, revision)
+
+    def _count_losses(self, method: str, revision: Revision) -> None:
+        for upstream in self.by_name.values() if method in METHODS else ():
+            upstream.count_definition_losses(method, revision)
 
     def hidden(self, method: str, peer: CallPeer, revision: Revision, client: ClientInfo) -> frozenset[str]:
         key = capability_key(revision, client)

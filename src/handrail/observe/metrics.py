@@ -113,7 +113,12 @@ class Metrics:
         metrics = next((each for each in engine.sinks if isinstance(each, Metrics)), None)
         if metrics is None:
             engine.add_sink(metrics := cls())
+            engine.on_loss.append(metrics.add_loss)
         return metrics
+
+    def add_loss(self, upstream: str, case: str, count: int) -> None:
+        """Count what was lost outside of calls: in definitions, lists and notices."""
+        self.lossy.add(upstream, case, by=count)
 
     def on_start(self, call: CallState) -> None:
         self.in_flight.add()

@@ -194,14 +194,17 @@ class Revision(Struct, frozen=True, kw_only=True):
         None  # what every result carries beside its own members
     )
 
-    def definition_losses(self, tool: Tool) -> list[str]:
-        """Return what of a tool's definition the revision cannot express."""
-        whole, listed = to_builtins(tool), self.tool(tool)
-        lost = [case for member, case in _DEFINITION_LOSSES.items() if member in whole and member not in listed]
-        if "title" in whole and whole["title"] == listed.get("annotations", {}).get("title"):
+    def definition_losses(self, listed: Struct) -> list[str]:
+        """Return what of a tool, a resource, a template or a prompt the revision cannot express."""
+        whole, out = to_builtins(listed), self.tool(listed) if isinstance(listed, Tool) else self.definition(listed)
+        lost = [case for member, case in _DEFINITION_LOSSES.items() if member in whole and member not in out]
+        if not isinstance(listed, Tool):
+            lost = [each for each in lost if each != "LOSSY-04"]
+            return [*lost, "LOSSY-14"] if whole.get("annotations") != out.get("annotations") else lost
+        if "title" in whole and whole["title"] == out.get("annotations", {}).get("title"):
             lost = [each for each in lost if each != "LOSSY-01"]
-        is_wrapped = "outputSchema" in listed and whole["outputSchema"].get("type") != "object"
-        return [*lost, "LOSSY-03"] if is_wrapped and listed["outputSchema"].get("type") == "object" else lost
+        is_wrapped = "outputSchema" in out and whole["outputSchema"].get("type") != "object"
+        return [*lost, "LOSSY-03"] if is_wrapped and out["outputSchema"].get("type") == "object" else lost
 
     def error(self, request_id: Id | UnsetType, code: int, refused: Refused) -> bytes:
         """Return the JSON-RPC error for a refusal."""
