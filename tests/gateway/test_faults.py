@@ -7,20 +7,24 @@ import json
 import os
 import random
 import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from faults import gone, rounds, until
-from gateways_attacked import OPTIONS
+import gateways_attacked
+from faults import ENVELOPE, gone, rounds, until
+from gateways_attacked import COMMAND, OPTIONS
 from patience import PATIENCE, SOAK
 from requirements import requirement
 from standing import children_of
 from wires import StdioWire, spawn
+from wires_http import Headers, http, mirrored
 
 Json = Any
 Object = dict[str, Any]
@@ -29,6 +33,7 @@ Ran = Callable[[str, str], None]
 R4, R5 = "2025-11-25", "2026-07-28"
 SEED = int(os.environ.get("HANDRAIL_SEED", "19"))
 FORMS: Object = {"elicitation": {"form": {}}}
+CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 ACCEPT: Object = {"action": "accept", "content": {}}
 UPSTREAMS = {"old": "boundary", "new": "new_boundary"}  # which asks by a request, and by an answer
 WORK_STEPS = ("call", "done", "half", "result")  # where somebody is killed, in the order of the messages
@@ -249,6 +254,76 @@ async def test_an_upstream_that_is_killed_at_any_message_costs_one_call_a_true_e
     print(verdicts)
 
 
+# An upstream over HTTP is killed
+
+
+@asynccontextmanager
+async def revived(diary: Path) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    """Upstreams over HTTP: their address, and what waits until they are there again, on the same port."""
+    place: list[str] = []
+    process: asyncio.subprocess.Process | None = None
+
+    async def start() -> None:
+        nonlocal process
+        if process is not None and process.returncode is None and not place:
+            return
+        if process is not None:
+            await process.wait()
+        command = [*COMMAND, "--boundary", str(diary), place[0] if place else "0"]
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            place[:] = [(await process.stdout.readline()).decode().strip()]
+
+    await start()
+    try:
+        yield f"http://127.0.0.1:{place[0]}", start
+    finally:
+        assert process is not None
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@requirement("GW-10", "GW-15", "GW-17", "P-14")
+@pytest.mark.parametrize("revision", [R4, R5])
+async def test_an_http_upstream_that_is_killed_at_any_message_costs_one_call_a_true_error(
+    revision: str, tmp_path: Path, ran: Ran
+) -> None:
+    """The connection breaks instead of a pipe, and whoever calls next may find the address without a server."""
+    ran(revision, "stdio")
+    print(f"HANDRAIL_SEED={SEED}")
+    cases = [case for case in UPSTREAM_KILLS if case[0] == revision]
+    verdicts: Counter[str] = Counter()
+    for number, (_, upstream, tool, step) in enumerate(sampled(cases, 5)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with revived(folder / "diary") as (address, start):
+            upstreams = {name: f"{address}/{behaviour}/mcp" for name, behaviour in UPSTREAMS.items()}
+            place = Place(folder, upstreams=upstreams, timeout=SHORT)
+            async with place.gateway(revision) as caller:
+                try:
+                    first = await caller.call(f"{upstream}_work", {"mark": "first"})
+                    assert check_truth(place, first, "first") == "done"
+                    settled = await caller.call(f"{upstream}_{tool}", {"mark": "m", "at": step})
+                    assert [each["at"] for each in place.notes("kills")] == [step]
+                    verdict = check_truth(place, settled, "m")
+                    if (step, upstream) != ("question", "new") and step != "result":
+                        assert verdict != "done"
+                    await start()
+                    again = await caller.call(f"{upstream}_{tool}", {"mark": "again"})
+                    assert check_truth(place, again, "again") == "done"
+                    if settled.last:  # what was agreed to counts for what was asked, and only once
+                        params = {"name": f"{upstream}_{tool}", "arguments": {"mark": "m"}, **settled.last}
+                        await caller.request("tools/call", params)
+                        assert place.done("m") <= 1
+                except AssertionError as problem:
+                    problem.add_note(f"{upstream} {tool} {step}")
+                    raise
+                verdicts[verdict] += 1
+    print(verdicts)
+
+
 # The gateway is killed
 
 
@@ -329,6 +404,142 @@ async def test_an_approval_is_used_once_though_the_gateway_is_killed(revision: s
             assert check_truth(place, await caller.call(name, {"mark": "fresh"}), "fresh") == "done"
             assert place.done("m") == before
         await check_is_empty(place.pids())
+
+
+# One of two worker processes is killed
+
+
+class HttpCaller:
+    """A client of a gateway over HTTP, which says yes to what it is asked, and loses calls with their connection."""
+
+    def __init__(self, url: str, revision: str) -> None:
+        self.url = url
+        self.revision = revision
+        self.headers: Headers = {}
+        self._last = 0
+
+    async def open(self) -> None:
+        if self.revision == R5:
+            return
+        about = {"protocolVersion": self.revision, "capabilities": FORMS, "clientInfo": {"name": "rig", "version": "1"}}
+        answer = await self.request("initialize", about)
+        assert "result" in answer
+        self.headers["MCP-Protocol-Version"] = self.revision
+        await self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    async def _post(self, message: Object) -> Object:
+        """The answer; empty if the connection has ended before."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **self.headers}
+        if self.revision == R5:
+            headers |= {"MCP-Protocol-Version": R5, **mirrored(message)}
+        answer: Object = {}
+        try:
+            reply = await http(self.url, "POST", headers, json.dumps(message).encode())
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return {}
+        self.headers |= {"Mcp-Session-Id": reply.headers["mcp-session-id"]} if "mcp-session-id" in reply.headers else {}
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            if not reply.is_stream:
+                body = await reply.body()
+                return dict(json.loads(body)) if body else {}
+            async with asyncio.timeout(PATIENCE):
+                async for event in reply.events():
+                    said = json.loads(event["data"]) if event.get("data") else {}
+                    if "method" in said and "id" in said:
+                        await self._post({"jsonrpc": "2.0", "id": said["id"], "result": ACCEPT})
+                    elif said.get("id") == message.get("id"):
+                        answer = said
+                        break
+        reply.close()
+        return answer
+
+    async def request(self, method: str, params: Object) -> Object:
+        self._last += 1
+        if self.revision == R5:
+            params = {**params, "_meta": {**ENVELOPE, CAPABILITIES: FORMS}}
+        return await self._post({"jsonrpc": "2.0", "id": self._last, "method": method, "params": params})
+
+    @classmethod
+    async def fresh(cls, url: str, revision: str, name: str, mark: str) -> Settled:
+        """How a first call of a new client has ended."""
+        caller = cls(url, revision)
+        await caller.open()
+        return await caller.call(name, {"mark": mark})
+
+    async def call(self, name: str, arguments: Object, more: Object | None = None) -> Settled:
+        last: Object = more or {}
+        while True:
+            answer = await self.request("tools/call", {"name": name, "arguments": arguments, **last})
+            result = answer.get("result", {})
+            if result.get("resultType") != "input_required":
+                return Settled(answer, last)
+            asked: Object = result.get("inputRequests", {})
+            last = {"inputResponses": dict.fromkeys(asked, ACCEPT), "requestState": result["requestState"]}
+
+
+@asynccontextmanager
+async def two_workers(place: Place) -> AsyncIterator[tuple[str, int]]:
+    """A gateway of two processes on one port: its address, and the process that has both."""
+    environment = {**os.environ, OPTIONS: json.dumps(place.options), "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, gateways_attacked.__file__, stdout=PIPE, stderr=DEVNULL, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            url = (await process.stdout.readline()).decode().strip()
+        yield url, process.pid
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(PATIENCE):
+            await process.wait()
+
+
+@requirement("GW-10", "GW-15", "P-13", "P-14", "P-19")
+@pytest.mark.parametrize("revision", [R4, R5])
+async def test_a_worker_that_is_killed_at_any_message_takes_its_own_calls_along_and_no_approval_is_used_twice(
+    revision: str, tmp_path: Path, ran: Ran
+) -> None:
+    """Each call needs a person's yes. The workers that are left, or new, serve the caller that comes back."""
+    ran(revision, "http")
+    print(f"HANDRAIL_SEED={SEED}")
+    cases = [
+        (upstream, tool, step)
+        for upstream in UPSTREAMS
+        for tool, steps in (("work", WORK_STEPS), ("question", QUESTION_STEPS))
+        for step in steps
+    ]
+    place = Place(tmp_path, asks=["*_work", "*_question"], timeout=SHORT)
+    verdicts: Counter[str] = Counter()
+    async with two_workers(place) as (url, parent):
+        for number, (upstream, tool, step) in enumerate(sampled(cases, 4)):
+            try:
+                caller = HttpCaller(url, revision)
+                await caller.open()
+                mark, name = f"m{number}", f"{upstream}_{tool}"
+                arguments: Object = {"mark": mark, "at": step, "kill": "parent"}
+                settled = await caller.call(name, arguments)
+                assert [each["at"] for each in place.notes("kills") if each["mark"] == mark] == [step]
+                verdicts[check_truth(place, settled, mark)] += 1
+                before = place.pids()
+                if settled.last and (done := place.done(mark)):  # the yes was used: it is refused, or asked for anew
+                    replayed = await caller.request(
+                        "tools/call", {"name": name, "arguments": arguments, **settled.last}
+                    )
+                    result = replayed.get("result", {"isError": True})
+                    assert result.get("isError") is True or result.get("resultType") == "input_required", replayed
+                    assert place.done(mark) == done == 1
+                while not (fresh := await HttpCaller.fresh(url, revision, name, f"fresh{number}")).answer:
+                    pass  # it came to the worker that was just killed
+                assert check_truth(place, fresh, f"fresh{number}") == "done"
+                assert parent not in before
+            except AssertionError as problem:
+                problem.add_note(f"{upstream} {tool} {step}")
+                raise
+        everything = place.pids() | children_of(parent)
+    await check_is_empty(everything)
+    print(verdicts)
 
 
 # Many calls at once

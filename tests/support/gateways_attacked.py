@@ -35,3 +35,7 @@ def made() -> Server:
         target = behaviour if behaviour.startswith("http://") else [*COMMAND, behaviour, options["diary"]]
         server.include(target, name=name, prefix=f"{name}_", trusted=True, timeout=options.get("timeout", 60.0))
     return server
+
+
+if __name__ == "__main__":  # several processes on one port; where it listens is the only line of its output
+    made().run(http="127.0.0.1:0", workers=2, ready=lambda url: print(url, flush=True))

@@ -1,7 +1,8 @@
 """Upstream servers that are hostile or broken, each in one way; plain JSON, with nothing of this package in it.
 
 `upstreams_hostile.py NAME DIARY` speaks over standard input and output, `upstreams_hostile.py --http DIARY` listens and
-prints its port; there the name is the first part of the path. All of them have the tools of `TOOLS`. The tool `bad`
+prints its port; there the name is the first part of the path. `upstreams_hostile.py --boundary DIARY PORT` listens for
+`boundary` and `new_boundary`, with an event stream for each call. All of them have the tools of `TOOLS`. The tool `bad`
 misbehaves, or the list or the handshake does; `all` and `http_all` have a tool for each behaviour that is one of a
 call. What they receive is noted in the diary, a line of JSON each.
 """
@@ -17,10 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 Json = Any
 Object = dict[str, Any]
@@ -71,6 +73,7 @@ class Upstream:
         self.memory = ""
         self.lists = 0
         self.held: dict[Json, Callable[[Object], None]] = {}  # what to do with the answer to a question
+        self.write: Callable[[bytes], object] = lambda data: os.write(1, data)  # a part of a message
         self.note(kind="begun", pid=os.getpid())
         if name.endswith("all"):
             self.tools += map(tool, WIRE if name == "http_all" else BAD)
@@ -949,7 +952,7 @@ def _work(up: Upstream, message: Object) -> None:
     if up.revision == R5:
         whole["result"]["resultType"] = "complete"
     if arguments.get("at") == "half":
-        os.write(1, json.dumps(whole).encode()[:-9])
+        up.write(json.dumps(whole).encode()[:-9])
     _killed(up, arguments, "half")
     up.say(whole)
     _killed(up, arguments, "result")
@@ -1256,6 +1259,54 @@ def serve_http(diary: str) -> None:
     sys.stdin.read()  # until the test has gone
 
 
+class Boundary(Handler):
+    """Each message of a call goes out at once, as an event of its own."""
+
+    lock = threading.Lock()
+    ups: ClassVar[dict[str, Upstream]] = {}  # by session; the stateless one by its name
+
+    def exchange(self, name: str, message: Object) -> None:
+        method, session = message.get("method"), self.headers.get("Mcp-Session-Id", "")
+        with self.lock:
+            if method == "initialize" and name == "boundary":
+                session = f"{os.getpid()}-{len(self.ups)}"
+            elif name == "new_boundary":
+                session = name
+            elif session not in self.ups:
+                self.plain(400 if method == "server/discover" else 404, {}, b"")
+                return
+            if session not in self.ups:
+                self.ups[session] = Upstream(name, lambda _: None, self.diary, len(self.ups))
+        up = copy(self.ups[session])  # what is said about a call goes out on its own stream; the rest is shared
+        answered = threading.Event()
+
+        def say(said: Json) -> None:
+            self.wfile.write(b"data: " + json.dumps(said).encode() + b"\n\n")
+            if said.get("id") == message.get("id") and "method" not in said:
+                answered.set()
+
+        if method is None or "id" not in message:
+            self.plain(202, {}, b"")
+            up.take(message)
+            return
+        if method == "initialize" and name == "new_boundary":
+            up.say = lambda said: self.plain(404, {"Content-Type": "application/json"}, json.dumps(said).encode())
+            up.take(message)
+            return
+        self.begin({"Content-Type": "text/event-stream", **({"Mcp-Session-Id": session} if name == "boundary" else {})})
+        up.say, up.write = say, lambda data: self.wfile.write(b"data: " + data)
+        up.take(message)
+        answered.wait(LONG_WAIT)
+
+
+def serve_boundary(diary: str, port: int) -> None:
+    Boundary.diary = diary
+    server = Server(("127.0.0.1", port), Boundary)
+    print(server.server_address[1], flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()  # until the test has gone
+
+
 def serve(name: str, diary: str) -> None:
     def write(data: bytes) -> None:
         while data:
@@ -1281,6 +1332,11 @@ def serve(name: str, diary: str) -> None:
 
 if __name__ == "__main__":
     try:
-        serve_http(sys.argv[2]) if sys.argv[1] == "--http" else serve(sys.argv[1], sys.argv[2])
+        if sys.argv[1] == "--http":
+            serve_http(sys.argv[2])
+        elif sys.argv[1] == "--boundary":
+            serve_boundary(sys.argv[2], int(sys.argv[3]))
+        else:
+            serve(sys.argv[1], sys.argv[2])
     except (BrokenPipeError, KeyboardInterrupt):
         os._exit(0)
