@@ -120,6 +120,18 @@ class UpstreamCatalog:
 
     def apply(self, key: ViewKey, lists: Lists, revision: str) -> list[str]:
         """Make the catalogs show what the upstream lists now; return why some entries are not added."""
+        return [] if revision == self.revision and self._is_applied(key, lists) else self._apply(key, lists, revision)
+
+    def _is_applied(self, key: ViewKey, lists: Lists) -> bool:
+        """Return whether a view lists what it did before, and no other upstream has left a name of this one."""
+        before = self._lists.get(key)
+        if before is None or before.keys() != lists.keys() or not all(map(_are_equal, before.values(), lists.values())):
+            return False
+        catalogs, variants = self._engine.catalogs, self._variants
+        names = ((method, self._first(method, each).name) for method in METHODS for each in variants[method])
+        return all(catalogs[method].entry(name) is not None for method, name in names)
+
+    def _apply(self, key: ViewKey, lists: Lists, revision: str) -> list[str]:
         self._lists[key], self.revision = lists, revision
         problems: list[str] = []
         for method, listed in lists.items():
@@ -141,7 +153,7 @@ class UpstreamCatalog:
     def judge_again(self) -> None:
         """Apply what a person has accepted, or no longer accepts, to the lists as they came last."""
         for key, lists in self._lists.items():
-            self.apply(key, lists, self.revision)
+            self._apply(key, lists, self.revision)
 
     def hidden(self, method: str, key: ViewKey) -> frozenset[str]:
         """Return the names of our entries that the upstream does not show to a caller."""
@@ -194,7 +206,7 @@ class UpstreamCatalog:
 
     def forget(self, key: ViewKey) -> None:
         """Take away what only this view shows."""
-        self.apply(key, dict.fromkeys(METHODS), self.revision)
+        self._apply(key, dict.fromkeys(METHODS), self.revision)
         del self._lists[key], self._own[key], self._tools[key]
 
     def withdraw(self) -> None:
@@ -285,10 +297,10 @@ class UpstreamCatalog:
         nows = {each: self._first(method, each) for each in {**own, **firsts} if each in variants}
         gone = [entry for own_name, entry in firsts.items() if nows.get(own_name) is not entry]
         added = [entry for own_name, entry in nows.items() if firsts.get(own_name) is not entry]
-        present, new = {each.name for each in self._engine.catalogs[method].entries}, set(added)
+        entry_of, new = self._engine.catalogs[method].entry, set(added)
         all_firsts = [self._first(method, each) for each in variants]
         # Names that another upstream had, and has no longer.
-        added += [each for each in all_firsts if each.name not in present and each not in new]
+        added += [each for each in all_firsts if entry_of(each.name) is None and each not in new]
         if gone or added:
             self._counted = {each: losses for each, losses in self._counted.items() if each[1] != method}
             return self._add(method, gone, added)
@@ -378,3 +390,9 @@ def _in_place_of(entry: ToolEntry, variant: ToolEntry) -> ToolEntry:
         variant.position = entry.position
         variant.prepare()
     return variant
+
+
+def _are_equal(one: ListedEntries[Any] | None, other: ListedEntries[Any] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.refused == other.refused and [each.raw for each in one] == [each.raw for each in other]

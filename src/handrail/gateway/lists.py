@@ -59,7 +59,7 @@ class View:
         self.owner = owner
         self.key = key
         self.is_loaded = False
-        self.loading: asyncio.Task[None] | None = None
+        self.loading: asyncio.Task[bool] | None = None
         self.checked_at = self.listed_at = float("-inf")
         self.problem = ""  # why they could not be had, if this gateway refused it
         self.is_stale = False
@@ -90,7 +90,7 @@ class UpstreamLists:
         problem = "" if view is None else view.problem
         return problem or f"{self._upstream.name} is not there now. Nothing was done."
 
-    def prepare(self, owner: str, key: CapabilityKey, peer: CallPeer) -> asyncio.Task[None] | None:
+    def prepare(self, owner: str, key: CapabilityKey, peer: CallPeer) -> asyncio.Task[bool] | None:
         """Have the lists ready for a caller; return the task to wait for, if there is one."""
         view = self._view(owner, key)
         if view.loading is None and not self._upstream.is_stopped:
@@ -159,15 +159,17 @@ class UpstreamLists:
         view.loading = asyncio.get_running_loop().create_task(self._load_view(view, peer))
         view.loading.add_done_callback(partial(self._on_loaded, view))
 
-    def _on_loaded(self, view: View, task: asyncio.Task[None]) -> None:
+    def _on_loaded(self, view: View, task: asyncio.Task[bool]) -> None:
         """Handle the end of a load, also of one that was cancelled before it began."""
         view.checked_at = time.monotonic()
         if view.loading is task:
             view.loading = None
-        self._upstream.on_change()
+        if task.cancelled() or task.result():  # else everything is as it was
+            self._upstream.on_change()
 
-    async def _load_view(self, view: View, peer: CallPeer | None) -> None:
-        view.is_stale = False
+    async def _load_view(self, view: View, peer: CallPeer | None) -> bool:
+        """Fetch the lists of a view; return whether anything but their age may be another now."""
+        view.is_stale, was_good = False, view.is_loaded and not view.needs_sign_in
         session: UpstreamSession | None = None
         try:
             session = await self._pool.session(view.owner, view.key, peer)
@@ -186,6 +188,7 @@ class UpstreamLists:
             if shared is not view:
                 self.views.pop((view.owner, view.key), None)
             self._pool.breaker(view.owner).add_success()
+            return not was_good or shared is not view
         except SignInRequired:
             view.has_waited = view.needs_sign_in = True
         except (PeerError, Refused) as problem:
@@ -202,6 +205,7 @@ class UpstreamLists:
             self._upstream.on_not_listed(problem, view.owner)
         except Exception:
             log.exception("gateway: %s: its lists could not be used", self._upstream.name)
+        return True
 
     def cache_hint(self, method: str) -> tuple[int, bool]:
         """Return how many milliseconds the list may be kept, and whether it is for one caller only."""

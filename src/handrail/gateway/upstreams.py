@@ -161,18 +161,15 @@ class Upstreams:
         memo = ("prepare", method, owner, key, revision.name)
         if self._remembered(memo) is not None:
             return None
-        waits: dict[asyncio.Task[None], float] = {}
-        is_loading = False
+        waits: dict[asyncio.Task[bool], float] = {}
         for upstream in self.by_name.values():
             task = upstream.lists.prepare(owner, key, peer)
-            is_loading = is_loading or task is not None
             if task is not None and (seconds := upstream.lists.wait_seconds(owner, key)):
                 waits[task] = seconds
-        if not is_loading:
-            self._remember(memo, True)
         if waits:
             return _wait(waits, partial(self._on_waited, owner, key, method, revision))
         self._count_losses(method, revision)
+        self._remember(memo, True)  # what is still loading tells by `on_change`
         return None
 
     def _on_waited(self, owner: str, key: CapabilityKey, method: str, revision: Revision) -> None:
@@ -357,7 +354,7 @@ class Upstreams:
                     log.exception("gateway: %s: subscriptions not checked", upstream.name)
 
 
-async def _wait(waits: Mapping[asyncio.Task[None], float], on_waited: Callable[[], None]) -> None:
+async def _wait(waits: Mapping[asyncio.Task[bool], float], on_waited: Callable[[], None]) -> None:
     """Wait for each task as long as it may take: a slow upstream does not delay the lists of the others for ever."""
     try:
         await _wait_for_all(waits)
@@ -365,7 +362,7 @@ async def _wait(waits: Mapping[asyncio.Task[None], float], on_waited: Callable[[
         on_waited()
 
 
-async def _wait_for_all(waits: Mapping[asyncio.Task[None], float]) -> None:
+async def _wait_for_all(waits: Mapping[asyncio.Task[bool], float]) -> None:
     loop = asyncio.get_running_loop()
     began, pending = loop.time(), set(waits)
     while pending:
