@@ -19,13 +19,13 @@ import pytest
 from cli_runs import COMMAND, environment
 from handrail import Call, Client, Server, ToolError
 from handrail.approvals.queue import Approvals
-from handrail.console import Console, events as streaming, tools
+from handrail.console import Console, events as streaming, statistics, tools
 from handrail.engine.core import Limits
 from handrail.guards.limits import Rates, ToolRate
 from handrail.guards.policy import Policy, Rule
 from handrail.model import Principal
 from handrail.observe import activity as watching
-from handrail.observe.activity import ActivityFeed, MinuteStats, p95
+from handrail.observe.activity import ActivityFeed, MinuteStats, TrialTally, p95
 from handrail.stores import Put
 from handrail.stores.memory import MemoryStore
 from handrail.testing import Peer
@@ -1081,3 +1081,52 @@ async def test_the_usual_address_gives_way_unless_it_was_asked_for() -> None:
             pass
     with first.listening(), second.listening():
         assert first.url != second.url
+
+
+# Rules on trial
+
+
+async def test_rules_on_trial_are_counted_and_shown_with_what_they_would_have_decided(tmp_path: Path) -> None:
+    """On the page of the call, also when only the audit log has it; and all of them, with those that match nothing."""
+    rules = [
+        Rule(verdict="deny", tools=["drop*"], name="no drops", mode="audit"),
+        Rule(verdict="ask", tools=["never"], name="a: b", mode="audit"),
+        Rule(verdict="allow", tools=["drop_copy"], name="copies", mode="audit"),
+        Rule(verdict="allow"),
+    ]
+    server = Server("trials", policy=Policy(rules), audit=tmp_path / "audit.db")
+    for name in ("read", "drop", "drop_copy"):
+        server.add(lambda: "done", name=name)
+    async with consoled(server) as rig, Peer(server) as peer:
+        page = await rig.page()
+        none = {"calls": 0, "differs": 0, "last": 0.0}
+        assert (await page.listen())["figures"]["trials"] == [
+            {"rule": "no drops", "verdict": "deny", **none},
+            {"rule": "a: b", "verdict": "ask", **none},
+            {"rule": "copies", "verdict": "allow", **none},
+        ]
+        for name in ("read", "drop", "drop", "drop_copy"):
+            assert not (await peer.call(name)).is_error
+        figures = await page.event("figures")
+        while figures["trials"][0]["calls"] < 3:
+            figures = await page.event("figures")
+        drops, other, copies = figures["trials"]
+        assert (drops["calls"], drops["differs"], drops["last"] > 0) == (3, 3, True)
+        assert other == {"rule": "a: b", "verdict": "ask", **none}
+        assert (copies["calls"], copies["differs"]) == (1, 0)  # it is allowed now as well
+        finished = (await page.listen())["finished"]
+        stories = {row["tool"]: await page.get(f"calls/{row['id']}") for row in finished}
+        assert stories["read"]["would_decide"] == []
+        assert stories["drop_copy"]["would_decide"] == ["no drops: deny", "copies: allow"]
+        rig.console.context.feed._ring.clear()  # as after 500 other calls
+        later = await page.get(f"calls/{stories['drop']['row']['id']}")
+        assert (later["source"], later["would_decide"]) == ("audit", ["no drops: deny"])
+
+
+def test_counts_of_rules_on_trial_are_those_of_all_workers() -> None:
+    one = statistics.Figures(trials={"a: deny": TrialTally(2, 1, 5.0)})
+    other = statistics.Figures(trials={"a: deny": TrialTally(3, 3, 4.0), "b: ask": TrialTally(1, 0, 1.0)})
+    merged = statistics.merge_figures([one, other]).trials
+    assert merged == {"a: deny": TrialTally(5, 4, 5.0), "b: ask": TrialTally(1, 0, 1.0)}
+    assert one.trials == {"a: deny": TrialTally(2, 1, 5.0)}
+    assert statistics.merge_figures([]).trials == {}

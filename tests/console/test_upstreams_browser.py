@@ -30,8 +30,10 @@ HOSTILE = '<img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egpj.exe'
 GATEWAY = f"""
 import sys
 from handrail import Server
+from handrail.guards import Policy, Rule
 
-server = Server("gateway", title="Our gateway")
+trial = Rule(verdict="deny", tools=["who*"], name="no <b>whoami</b>", mode="audit")
+server = Server("gateway", title="Our gateway", policy=Policy([trial]))
 for name, revision in (("files", "2025-11-25"), ("issues", "2025-06-18")):
     command = [sys.executable, {str(RIG)!r}, f"{{name}}.json", revision]
     server.include(command, name=name, prefix=f"{{name}}_", lock="tools.lock")
@@ -271,6 +273,32 @@ def test_a_scan_of_the_screen_finds_nothing_grave(see: Watched, served: Served, 
     see("stop").click()
     scan(see.page, axe)
     see.page.keyboard.press("Escape")
+
+
+@requirement("GW-04", everywhere=True)
+def test_what_definitions_lose_is_named_for_each_revision(see: Watched, served: Served, axe: str) -> None:
+    served.client(revision="2024-11-05").tools()
+    detail = open_upstream(see, "files")
+    left_out = detail.get_by_test_id("left-out")
+    expect(left_out).to_contain_text("For clients of 2024-11-05")
+    expect(left_out).to_contain_text(re.compile(r"Hints of tools: .* in \d"))
+    scan(see.page, axe)
+
+
+def test_a_rule_on_trial_is_shown_with_its_counts_and_on_each_call_that_it_would_have_decided(
+    see: Watched, served: Served, axe: str
+) -> None:
+    see.go("now")
+    row = see("trial-no <b>whoami</b>")
+    expect(row.locator("td")).to_have_text(["deny", "0", "0", "–"])
+    client = served.client()
+    for _ in range(2):
+        assert client.call("whoami").text == "you"
+    expect(row.locator("td").nth(1)).to_have_text("2")
+    expect(row.locator("td").nth(2)).to_have_text("2")
+    see("finished").get_by_text("whoami").first.click()
+    expect(see("would-decide")).to_have_text("no <b>whoami</b> would say deny")
+    scan(see.page, axe)
 
 
 # Sign-ins

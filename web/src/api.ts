@@ -93,6 +93,7 @@ export interface Figures {
   last: Omit<Minute, "at">; // the last sixty seconds
   refused: { who: string; reason: string; calls: number }[]; // in the last five minutes, most often first, 20 at most
   tools: { tool: string; title: string; calls: number; errors: number; refused: number; p95_ms: number }[]; // likewise
+  trials: { rule: string; verdict: string; calls: number; differs: number; last: number }[]; // rules on trial, all of them: calls since the start that each matches, and those that were decided otherwise
 }
 
 export interface Health {
@@ -424,6 +425,7 @@ export interface Story {
   rule: string;
   why: string;
   agreed: string; // which approval it was, or what made one unnecessary
+  would_decide: string[]; // rules on trial that match, each as "RULE: VERDICT"
   arguments?: Json; // secrets masked
   sent?: Json; // as they came, if they were changed since
   repairs: { path: string; sent: string; became: string }[];

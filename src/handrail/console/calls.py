@@ -176,6 +176,7 @@ def _snapshot_details(context: ConsoleContext, snapshot: CallSnapshot) -> Object
         "rule": "" if decision is None else decision.rule,
         "why": "" if decision is None else decision.why,
         "agreed": snapshot.agreed,
+        "would_decide": list(snapshot.would_decide),
         "arguments": context.redactor.bounded_value(sent_arguments if run_arguments is None else run_arguments),
         "repairs": [
             {"path": each.path, "sent": _value_line(context, each.sent), "became": _value_line(context, each.became)}
@@ -260,6 +261,7 @@ def _audit_details(records: list[Object]) -> Object:
         "rule": first["rule"],
         "why": "",
         "agreed": agreed,
+        "would_decide": list(raw.get("would_decide", [])),
         "repairs": [],
         "findings": list(raw.get("findings", [])),
         "progress": [],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 
 from handrail.console.context import ConsoleContext
 from handrail.engine.catalog import title_of
+from handrail.guards.policy import Decision
 from handrail.model import Object
-from handrail.observe.activity import RECENT_MINUTES, Tally
+from handrail.observe.activity import RECENT_MINUTES, Tally, TrialTally
 
 __all__ = ["Figures", "health", "merge_figures", "page_figures", "process_figures"]
 
@@ -40,6 +41,7 @@ class Figures(Struct):
     unrecorded: int = 0
     refused: list[tuple[str, str, int]] = []  # caller, outcome, count; most frequent first
     tools: dict[str, Tally] = {}
+    trials: dict[str, TrialTally] = {}  # since the start, by rule on trial and its verdict
 
 
 def process_figures(context: ConsoleContext) -> Figures:
@@ -59,11 +61,12 @@ def process_figures(context: ConsoleContext) -> Figures:
         sum(each.unrecorded for each in recent),
         _refusal_rows(refused),
         dict(_most_called(tools)[:MAX_PROCESS_ROWS]),
+        context.feed.trials,
     )
 
 
 def merge_figures(parts: Iterable[Figures]) -> Figures:
-    total, refused, tools = Figures(), Counter[tuple[str, str]](), dict[str, Tally]()
+    total, refused, tools = Figures(trials={}), Counter[tuple[str, str]](), dict[str, Tally]()
     for part in parts:
         total.last.add(part.last)
         total.calls += part.calls
@@ -72,6 +75,8 @@ def merge_figures(parts: Iterable[Figures]) -> Figures:
         refused.update({(who, outcome): count for who, outcome, count in part.refused})
         for name, tally in part.tools.items():
             tools.setdefault(name, Tally()).add(tally)
+        for rule, trial in part.trials.items():
+            total.trials.setdefault(rule, TrialTally()).add(trial)
     total.refused, total.tools = _refusal_rows(refused), tools
     return total
 
@@ -99,7 +104,14 @@ def page_figures(context: ConsoleContext, total: Figures) -> Object:
             }
             for name, tally in _most_called(total.tools)[:MAX_PAGE_ROWS]
         ],
+        "trials": [_trial_row(each.decision, total.trials) for each in context.guards.policy.audited],
     }
+
+
+def _trial_row(decision: Decision, trials: Mapping[str, TrialTally]) -> Object:
+    trial = trials.get(f"{decision.rule}: {decision.verdict}", TrialTally())
+    counts = {"calls": trial.calls, "differs": trial.differs, "last": trial.last}
+    return {"rule": decision.rule, "verdict": decision.verdict, **counts}
 
 
 def health(context: ConsoleContext, total: Figures, pending_count: int, upstream_rows: list[Object]) -> Object:

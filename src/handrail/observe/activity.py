@@ -226,6 +226,7 @@ class CallSnapshot(Struct, eq=False, gc=False):  # part of no reference cycle on
     upstream: str = ""  # the name of the upstream server that its entry comes from
     upstream_revision: str = ""
     lossy: tuple[str, ...] = ()  # what could not be carried between the two revisions
+    would_decide: tuple[str, ...] = ()  # rules on trial that match, each with its verdict
 
     @property
     def id(self) -> str:
@@ -326,6 +327,19 @@ class Tally(Struct):
     @property
     def p95(self) -> float:
         return p95([self.times.get(bucket, 0) for bucket in range(max(self.times, default=0) + 1)])
+
+
+class TrialTally(Struct):
+    """Counts of the calls that one rule on trial (`mode = "audit"`) matches."""
+
+    calls: int = 0
+    differs: int = 0  # that were decided in another way
+    last: float = 0.0
+
+    def add(self, other: TrialTally) -> None:
+        self.calls += other.calls
+        self.differs += other.differs
+        self.last = max(self.last, other.last)
 
 
 class Minute:
@@ -485,6 +499,7 @@ class ActivityFeed:
         self._ended: list[CallSnapshot] = []  # and not counted
         self._totals = [0, 0, 0]
         self._tools: dict[str, Tally] = {}
+        self._trials: dict[str, TrialTally] = {}
         self._peers = ClientRegistry(engine.offer.stateless)
         self._minutes = MinuteStats(self.clock())
         self._ring: list[CallSnapshot] = []
@@ -625,6 +640,7 @@ class ActivityFeed:
             upstream=call.entry.upstream,
             upstream_revision=call.upstream_revision,
             lossy=call.lossy,
+            would_decide=call.would_decide,
         )
 
     # What follows from it
@@ -684,6 +700,11 @@ class ActivityFeed:
             if is_tool:  # a peer could invent any number of other names
                 for tools in (self._tools, minute.tools):
                     tools.setdefault(tool, Tally()).add(tally)
+        for snapshot in [each for each in ended if each.would_decide]:
+            verdict = "" if snapshot.decision is None else snapshot.decision.verdict
+            for rule in snapshot.would_decide:
+                differs = not rule.endswith(f": {verdict}")
+                self._trials.setdefault(rule, TrialTally()).add(TrialTally(1, differs, snapshot.ended_at))
         times: Counter[int] = Counter()
         for (tool, bucket), count in ran.items():
             times[bucket] += count
@@ -723,6 +744,12 @@ class ActivityFeed:
         self.flush()
         self._minutes.roll(self.clock())
         return self._minutes
+
+    @property
+    def trials(self) -> dict[str, TrialTally]:
+        """Return the counts of the rules on trial since the start, by rule and verdict."""
+        self.flush()
+        return self._trials
 
     @property
     def tools(self) -> dict[str, Tally]:

@@ -137,7 +137,7 @@ class Metrics:
         for stage, seconds in stages.items():
             self.stages.observe(seconds, tool, stage)
         for rule in call.would_decide:
-            self.trials.add(rule)
+            self.trials.add(rule.rpartition(": ")[0])
         if upstream := call.entry.upstream:
             self.upstream_calls.add(upstream, end.outcome)
             self.upstream_seconds.observe(stages.get("run", 0.0), upstream)

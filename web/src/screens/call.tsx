@@ -258,7 +258,7 @@ function Legs({ story, row }: { story: Story; row: Row }) {
 }
 
 function Decision({ story, row }: { story: Story; row: Row }) {
-  if (!story.verdict && !story.rule && !story.agreed && !row.approval) return null;
+  if (!story.verdict && !story.rule && !story.agreed && !row.approval && !story.would_decide.length) return null;
   return (
     <Panel title="Decision">
       <Facts
@@ -268,6 +268,22 @@ function Decision({ story, row }: { story: Story; row: Row }) {
           ["Why", story.why && <Shown text={story.why} max={800} />],
           ["Agreed", story.agreed && <Shown text={story.agreed} max={400} />],
           ["Approval", row.approval && <a href={link("approve", row.approval)}>{plain(row.approval)}</a>],
+          [
+            "On trial",
+            story.would_decide.length > 0 && (
+              <ul data-testid="would-decide">
+                {story.would_decide.map((each) => {
+                  const at = each.lastIndexOf(": ");
+                  return (
+                    <li key={each}>
+                      <Shown text={each.slice(0, at)} max={200} /> would say <State of={each.slice(at + 2)} />
+                      {story.verdict === each.slice(at + 2) && <span class="muted"> as was decided</span>}
+                    </li>
+                  );
+                })}
+              </ul>
+            ),
+          ],
         ]}
       />
     </Panel>

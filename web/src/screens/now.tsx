@@ -24,6 +24,7 @@ export function Now() {
         <div class="now-left">
           <Running />
           <ByTool />
+          <Trials />
         </div>
         <Finished />
       </div>
@@ -261,6 +262,46 @@ function ByTool() {
       ) : (
         <Empty icon="tools" title="No calls in the last five minutes" />
       )}
+    </Panel>
+  );
+}
+
+/** Rules with mode = "audit": what they would have decided. */
+function Trials() {
+  const { trials } = use(figures);
+  if (!trials.length) return null;
+  return (
+    <Panel class="live by-tool" title="Rules on trial" testid="trials" extra={<Note of="Since the start" />}>
+      <div class="live-list" tabIndex={0} role="group" aria-label="Rules on trial: they decide nothing">
+        <table class="num">
+          <thead>
+            <tr>
+              <th scope="col">Rule</th>
+              <th scope="col">Would</th>
+              <th scope="col">Calls</th>
+              <th scope="col" title="Calls that were decided in another way">
+                Would change
+              </th>
+              <th scope="col">Last</th>
+            </tr>
+          </thead>
+          <tbody>
+            {trials.map((one) => (
+              <tr key={one.rule} data-testid={`trial-${one.rule}`}>
+                <th scope="row">
+                  <a class="line" href={link("audit", "", { text: one.rule })} title={plain(one.rule)}>
+                    <Shown text={one.rule} max={80} line />
+                  </a>
+                </th>
+                <td>{one.verdict}</td>
+                <td>{count(one.calls)}</td>
+                <td class={one.differs ? "warn" : ""}>{count(one.differs)}</td>
+                <td>{one.last ? <Ago at={one.last} /> : "–"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
     </Panel>
   );
 }

@@ -154,6 +154,7 @@ function About({ of, again }: { of: Upstream; again: () => void }) {
   const manage = may("manage");
   const needs = manage ? undefined : "Needs the role manage";
   const lost = Object.entries(of.lossy);
+  const leftOut = Object.entries(of.left_out);
   return (
     <Panel>
       <div class="stack">
@@ -219,7 +220,26 @@ function About({ of, again }: { of: Upstream; again: () => void }) {
               ),
             ],
             [
-              "Lost or left out",
+              "Left out of definitions",
+              leftOut.length > 0 && (
+                <ul data-testid="left-out">
+                  {leftOut.map(([revision, cases]) => (
+                    <li key={revision}>
+                      For clients of <span class="num">{plain(revision)}</span>
+                      <ul>
+                        {Object.entries(cases).map(([id, definitions]) => (
+                          <li key={id} title={id}>
+                            <Shown text={lossWords(id)} max={200} /> <span class="muted num">in {count(definitions)}</span>
+                          </li>
+                        ))}
+                      </ul>
+                    </li>
+                  ))}
+                </ul>
+              ),
+            ],
+            [
+              "Lost in calls and lists",
               lost.length > 0 && (
                 <ul data-testid="losses">
                   {lost.map(([id, times]) => (
