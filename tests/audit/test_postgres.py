@@ -224,12 +224,13 @@ Way = Literal["up", "down"]
 
 
 class Relay:
-    """Between a client and PostgreSQL: it can end a connection before a byte passes, in either way."""
+    """Between a client and PostgreSQL: it can end a connection before a byte passes, in either way, or fall silent."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self.passed: dict[Way, bytearray] = {"up": bytearray(), "down": bytearray()}
         self.plan: tuple[Way, int] | None = None
+        self.falls_silent = False  # in place of an end
         self.cuts = 0
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -269,7 +270,8 @@ class Relay:
                         await writer.drain()
                     self.plan = None
                     self.cuts += 1
-                    self.cut()
+                    if not self.falls_silent:
+                        self.cut()
                     return
             self.passed[way] += data
             writer.write(data)
@@ -322,6 +324,34 @@ async def test_p20_a_connection_that_is_cut_in_a_commit_loses_and_doubles_nothin
     assert calls(schema) == expected
     if changes:
         assert schema.rows("entries") == len(expected)
+    await good(schema.url)
+
+
+@requirement("P-20", everywhere=True)
+async def test_p20_a_replica_that_is_cut_off_without_a_sign_keeps_no_approval_from_the_others(
+    schema: Schema, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "APPEND_SECONDS", 1.0)
+    monkeypatch.setattr(tables, "ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(databases, "TRANSACTION_SECONDS", 1)
+    relay = Relay(postgres.port)
+    use = [Put("approval:1", b"used", if_absent=True)]
+    async with relay.open() as port, opened(schema.url) as other:
+        url = postgres.url(f"search_path={schema.search_path}&sslmode=disable", port=port)
+        async with opened(url) as lost:
+            await lost.write(intent("first"), [Put("approval:0", b"used")])
+            relay.arm()
+            relay.falls_silent = True
+            relay.plan = ("up", 300)  # after the transaction has begun, before it ends
+            with suppress(TrailError):
+                await lost.write(intent("lost"), use)
+            assert relay.cuts == 1
+            used = None
+            async with asyncio.timeout(PATIENCE):
+                while used is None:
+                    with suppress(TrailError):
+                        used = await other.write(intent("other"), use)
+    assert calls(schema).count("other") == used and ("lost" in calls(schema)) is not used
     await good(schema.url)
 
 

@@ -216,13 +216,13 @@ class PostgresTable:
 
     async def _attempt(self, group: _Group) -> Collection[int]:
         """Write the records once; what is not known afterwards is noted in the group."""
-        if self._db is None or self._db.is_closed():
-            self._db = await self._database.connect()
-            self._ahead = await self._server_time(self._db) - self._clock()
-        db = self._db
+        is_new = self._db is None or self._db.is_closed()
+        db = self._db = await self._database.connect() if self._db is None or is_new else self._db
         sent: tuple[ChainPosition, frozenset[int]] | None = None  # what may be on the disk if the answer is lost
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
+                if is_new:
+                    self._ahead = await self._server_time(db) - self._clock()
                 changes = group.all_changes
                 if changes:
                     await db.execute(begin([KEY_LOCKS + crc32(self._chain.encode()) % KEY_LOCKS, *locks_of(changes)]))
@@ -274,7 +274,7 @@ class PostgresTable:
         return None
 
     async def _server_time(self, db: Connection[Record]) -> float:
-        return float(await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8", timeout=ATTEMPT_SECONDS))
+        return float(await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8"))
 
     def _disconnect(self) -> None:
         if self._db is not None:

@@ -47,6 +47,8 @@ MAX_CONNECTIONS = 4  # of a store; one more listens, and one more writes the aud
 CONNECT_SECONDS = 2.0
 COMMAND_SECONDS = 5.0  # of a verb, with the wait for a connection
 CLOSE_SECONDS = 2.0
+TRANSACTION_SECONDS = 10  # after which the server gives up a statement, or a transaction without one
+TRANSACTION_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
 POLL_SECONDS = 1.0  # between two looks for messages, where nothing wakes up those who listen
 MESSAGE_SECONDS = 60.0  # a process that was away for less still hears what was published meanwhile
 RECONNECT_SECONDS = 10.0  # until those who listen hear that nobody hears
@@ -611,7 +613,9 @@ def locks_of(changes: Sequence[Put | Delete | Append]) -> list[int]:
 def begin(locks: Sequence[int]) -> str:
     """Return the statements that begin a transaction, and wait until no other has one of these locks."""
     numbers = ",".join(map(str, sorted(locks)))
-    return f"BEGIN; SELECT pg_advisory_xact_lock({LOCKS}, n) FROM unnest('{{{numbers}}}'::int[]) AS n"
+    # A process that is cut off without a sign must not keep the locks.
+    limits = "; ".join(f"SET LOCAL {name} = '{TRANSACTION_SECONDS}s'" for name in TRANSACTION_LIMITS)
+    return f"BEGIN; {limits}; SELECT pg_advisory_xact_lock({LOCKS}, n) FROM unnest('{{{numbers}}}'::int[]) AS n"
 
 
 async def apply(db: Connection[Record], changes: Sequence[Put | Delete | Append]) -> bool:
