@@ -471,7 +471,7 @@ async def test_a_database_that_cannot_be_reached_refuses_at_once_and_says_so(pos
     async with opened(postgres.url(port=1)) as trail:
         with pytest.raises(TrailError) as refusal:
             await trail.write(intent(1))
-    text = "audit log: postgresql://127.0.0.1:1/postgres: it cannot be reached: Connect call failed"
+    text = "audit log: postgresql://127.0.0.1:1/postgres: it cannot be reached: connection refused"
     assert str(refusal.value).startswith(text) and str(refusal.value).endswith("; nothing was recorded")
 
 

@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[Callable[[Schema], str], str]] = {
     ),
     "user": (lambda schema: schema.server.url(user="nobody2"), "refuses the user or the password: password auth"),
     "database": (lambda schema: schema.server.url().replace("/postgres", "/shop"), 'database "shop" does not exist'),
-    "port": (lambda schema: schema.server.url(port=1), "it cannot be reached: Connect call failed"),
+    "port": (lambda schema: schema.server.url(port=1), "it cannot be reached: connection refused"),
     "host": (lambda schema: "postgresql://u:hunter2@no-such-host.invalid/db", "it cannot be reached: "),
     "right": (lambda schema: schema.role(), "the tables are not there, or older than this version"),
     "standby": (lambda schema: f"{schema.url}&default_transaction_read_only=on", "it takes no writes: a standby"),
