@@ -54,7 +54,8 @@ def measure_fleet(results: Results, rounds: int, slice_s: float) -> None:
                 for row, value in zip(ROWS, (taken.cpu_us_per_call, taken.latency_us(0.5)), strict=True):
                     results.add(row, name, value)
         for name, server in servers.items():
-            results.add(COMMANDS, name, _commands_per_call(redis, server))
+            if name not in TWINS["alone"]:  # whose scripts are only those of a replica that says it is there
+                results.add(COMMANDS, name, _commands_per_call(redis, server))
 
 
 @contextmanager
@@ -102,11 +103,13 @@ def fleet_table(results: Results) -> Iterator[str]:
     yield "| limits | " + " | ".join(SHARED) + " | leased ÷ alone | exact ÷ alone | twins |"
     yield "|---|" + "--:|" * (len(SHARED) + 2) + "---|"
     for row in results.rounds:
-        values = [f"{results.value(row, variant) or 0:.3g}" for variant in SHARED]
+        values = [results.value(row, variant) for variant in SHARED]
         ratios = [results.ratio(row, variant, "alone") for variant in MAX_RATIO]
-        cells = [f"{ratio:.3g}" if ratio and row != COMMANDS else "–" for ratio in ratios]
-        verdict = f"{'counts' if results.counts(row) or row == COMMANDS else 'void'} (differ by {results.gap(row):.0%})"
-        yield f"| {' | '.join([', '.join(filter(None, [row.what, row.unit])), *values, *cells, verdict])} |"
+        cells = ["–" if each is None else f"{each:.3g}" for each in (*values, *ratios)]
+        verdict = "counts"  # a number of commands, which no noise changes
+        if row != COMMANDS:
+            verdict = f"{'counts' if results.counts(row) else 'void'} (differ by {results.gap(row):.0%})"
+        yield f"| {' | '.join([', '.join(filter(None, [row.what, row.unit])), *cells, verdict])} |"
 
 
 def fleet_bars(results: Results) -> Iterator[Bar]:
