@@ -499,6 +499,26 @@ async def test_a_response_on_the_stream_of_notifications_answers_no_request(ran:
 
 
 @requirement("P-35")
+async def test_many_lines_at_once_are_worked_off_in_turns_of_the_loop(ran: Ran) -> None:
+    ran(MODERN, "http")
+
+    async def script(asked: Asked) -> None:
+        await asked.begin()
+        await asked.chunk(b"data: x\n" * 8_000)
+        await asked.chunk(b"\n\n")
+        await asked.event(asked.result("right"))
+        await asked.end()
+
+    async with talking(script, max_message_bytes=1_000) as (_, talk):
+        problem = await talk.problem()
+        assert "an event of over 1,000 bytes" in str(problem)
+    async with talking(script) as (_, talk):
+        calling = talk.begin()
+        await talk.notes.signs_to(10)  # one for each turn
+        assert (await talk.settled(calling))["result"] == "right"
+
+
+@requirement("P-35")
 async def test_many_events_at_once_are_worked_off_in_turns_of_the_loop(ran: Ran) -> None:
     ran(MODERN, "http")
     notice = b'data: {"jsonrpc":"2.0","method":"notifications/x"}\n\n'

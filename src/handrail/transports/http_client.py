@@ -47,7 +47,9 @@ PROTOCOL = "MCP-Protocol-Version"
 
 MAX_REQUESTS = 100  # in parallel; more wait. Responses and notifications are not counted: a request may wait for one
 MAX_WARNINGS = 10  # about messages that the server does not accept; beyond, they are logged at DEBUG
-EVENTS_PER_TURN = 8  # of one read of a stream, between two of which the event loop serves others
+# Of one read of a stream, between two of which the event loop serves others: so many events, and so many bytes where
+# they are more than so many lines.
+EVENTS_PER_TURN, BYTES_PER_TURN, LINES_AT_ONCE = 8, 4096, 256
 MAX_EMPTY_RESUMES = 10  # attempts to resume a stream without any data
 MAX_REFUSAL_BYTES = 64 * 1024
 NOTIFICATION_SECONDS = 30.0
@@ -477,10 +479,15 @@ class ResumableStream:
         """
         reader, events = self._reader or EventReader(self._limit), self._unread
         self._reader = self._unread = None
+        rest = b""
         while True:
             if events is None:
-                if not (piece := await response.content.readany()):
+                if rest:
+                    await asyncio.sleep(0)
+                elif not (rest := await response.content.readany()):
                     return
+                is_long = len(rest) > BYTES_PER_TURN and rest.count(b"\n") + rest.count(b"\r") > LINES_AT_ONCE
+                piece, rest = (rest[:BYTES_PER_TURN], rest[BYTES_PER_TURN:]) if is_long else (rest, b"")
                 events = reader.feed(piece)
             self.pieces += 1
             is_silent = True
