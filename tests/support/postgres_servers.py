@@ -45,6 +45,7 @@ class PostgresServer:
         self.password = secrets.token_hex(8)
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
         self._as_user: list[str] = []
         password_file = self.folder / "password"
         password_file.write_text(self.password)
@@ -96,6 +97,9 @@ class PostgresServer:
                 cwd="/",
                 start_new_session=True,
             )
+        # It must not outlive this process, however that ends: then the pipe ends, too.
+        script = f"read line; kill -QUIT {self.pid} 2>/dev/null; sleep 1; rm -rf {self.folder}"
+        self._watcher = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
         deadline = time.monotonic() + PATIENCE
         while self._psql("SELECT 1", check=False).returncode:
             assert self._process.poll() is None, (self.folder / "log").read_text()[-2000:]
@@ -105,6 +109,9 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill it and all its children, as a crash of the machine does."""
         children = self.children()
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher.communicate()
         os.kill(self.pid, signal.SIGKILL)
         for child in children:
             _signal(child, signal.SIGKILL)
