@@ -595,6 +595,8 @@ def test_a_client_is_open_while_it_is_there_and_idle_when_it_has_left(page: Page
     client.call("add", {"a": 1})
     row = connection(page, "patient")
     expect(row.locator(".pill")).to_have_text("open")
+    for part in ("replicas", "fleet-size"):
+        expect(page.get_by_test_id(part)).to_have_count(0)  # this server is no fleet
     client.close()
     expect(row.locator(".pill")).to_have_text("idle")
 

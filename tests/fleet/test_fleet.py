@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
+import aiohttp
 import pytest
 
 from cli_runs import handrail
 from consoles import Served
 from faults import text_of, until
 from fleets import Fleet, fleet
-from handrail import Client, RemoteProtocolError, stores
+from handrail import Client, RemoteProtocolError, __version__, stores
 from handrail.engine.fleet import replicas_in
 from patience import PATIENCE
 from redis_servers import ON_DISK, RedisServer, shared_server
 from requirements import requirement
+from rigs_console import Object, Page
 from servers_http import Client as SessionClient
 from wires import ALL
 from wires_http import HttpWire
@@ -135,21 +139,78 @@ async def test_a_stop_holds_on_every_replica_until_it_is_undone(three: Fleet) ->
             pass
 
 
-async def test_replicas_list_themselves_and_leave_the_list_when_they_end(three: Fleet, redis_url: str) -> None:
+@asynccontextmanager
+async def console_page(replica: Served) -> AsyncIterator[Page]:
+    """Sign in at the console of a replica, by its start link, which works once."""
+    jar = aiohttp.CookieJar(unsafe=True)  # which is: also of numbers
+    page = Page(aiohttp.ClientSession(cookie_jar=jar), replica.url)
+    try:
+        await page.sign_in(replica.link.partition("#code=")[2])
+        yield page
+    finally:
+        await page.close()
+
+
+async def rows_of(page: Page, rows: list[Object], processes: set[int]) -> list[Object]:
+    """Return the replicas on a page once they are these: `rows`, or those of a later event."""
+    async with asyncio.timeout(PATIENCE):
+        while {row["process"] for row in rows} != processes:
+            rows = await page.event("replicas")
+    return rows
+
+
+async def row_of(page: Page, part: str, member: str, value: str) -> Object:
+    """Return the call with this member in the next tick that has it among the `running` or the `finished`."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            tick = await page.event("tick")
+            for row in tick[part]:
+                if row[member] == value:
+                    return dict(row)
+
+
+async def test_replicas_list_themselves_and_pages_see_them_come_and_go(three: Fleet, redis_url: str) -> None:
     store = stores.open(redis_url, name="fleet")
     try:
-        before = {each.process for each in await replicas_in(store)}
-        assert len(before) == 3
-        extra = await asyncio.to_thread(three.add)
-        try:
-            [new] = [each for each in await replicas_in(store) if each.process not in before]
-            assert (new.server_version, new.calls) == ("1", 0)
-        finally:
-            await asyncio.to_thread(extra.end)
-            three.replicas.remove(extra)
-        assert {each.process for each in await replicas_in(store)} == before
+        async with console_page(three.replicas[0]) as page:
+            before = {each.process for each in await replicas_in(store)}
+            assert len(before) == 3
+            hello = await page.listen()
+            rows = await rows_of(page, hello["replicas"], before)
+            extra = await asyncio.to_thread(three.add)
+            try:
+                [new] = [each for each in await replicas_in(store) if each.process not in before]
+                assert (new.server_version, new.calls) == ("1", 0)
+                rows = await rows_of(page, rows, {*before, new.process})
+                [row] = [row for row in rows if row["id"] == new.id]
+                expected = {"host": socket.gethostname(), "version": __version__, "server_version": "1", "calls": 0}
+                assert row | expected == row and row["started"] == new.started and row["seen"] >= 0
+            finally:
+                await asyncio.to_thread(extra.end)
+                three.replicas.remove(extra)
+            assert {each.process for each in await replicas_in(store)} == before
+            await rows_of(page, rows, before)
     finally:
         await store.close()
+
+
+@requirement("APP-02", "APP-03")
+async def test_a_page_shows_a_call_of_another_replica_and_decides_it(three: Fleet) -> None:
+    _, looking, other = three.replicas
+    before = len(three.runs)
+    async with console_page(looking) as page, Client(other.endpoint, confirm=lambda *_: True) as client:
+        await page.listen()
+        process = (await client.call("pid")).text
+        call = asyncio.create_task(client.call("pay", {"to": "Eve"}))
+        card = await page.event("approval", state="pending")
+        running = await row_of(page, "running", "tool", "pay")
+        assert running["worker"] == f"{socket.gethostname()}/{process}"
+        assert (await page.post(f"approvals/{card['id']}", yes=True))["state"] == "approved"
+        async with asyncio.timeout(PATIENCE):
+            assert (await call).text == "paid Eve"
+        finished = await row_of(page, "finished", "id", running["id"])
+        assert finished["outcome"] == "ok"
+    assert three.runs[before:] == [f"Eve {process}"]
 
 
 def start(folder: Path, store: str, settings: str = "", **env: str) -> str:

@@ -106,6 +106,7 @@ export interface Health {
 export interface Hello extends Tick {
   minutes: Minute[]; // the last 60, oldest first, without the present one
   approvals: Approval[]; // that wait
+  replicas: Replica[]; // [] outside of a fleet
   connections: Connection[];
   figures: Figures;
   upstreams: Upstream[]; // in the order of the configuration
@@ -113,7 +114,21 @@ export interface Hello extends Tick {
 }
 
 // Further events: "approval" (Approval: new, or changed), "tools" ({}: the list has changed, fetch it again),
-// "connections" (Connection[]: all of them), "upstreams" (Upstream[]: all of them, at most once a second, when they change), "health" (Health), "grants" ({}: fetch api/approvals again), "try" (TryEvent, only to the session that tries).
+// "connections" (Connection[]: all of them), "upstreams" (Upstream[]: all of them, at most once a second, when they change),
+// "replicas" (Replica[]: all of them, every few seconds), "health" (Health), "grants" ({}: fetch api/approvals again), "try" (TryEvent, only to the session that tries).
+
+/** A replica of a fleet, as it last described itself. */
+export interface Replica {
+  id: string;
+  host: string;
+  process: number;
+  version: string; // of Handrail
+  server_version: string;
+  started: number;
+  calls: number; // in flight
+  beat: number; // grows while the replica lives
+  seen: number; // seconds since it last described itself, when this was sent; it does so every 5
+}
 
 export interface Connection {
   id: string;

@@ -2,7 +2,7 @@
 import { useEffect, useReducer, useState } from "preact/hooks";
 import { at as path, get, me, signedOutBecause, signOut } from "./api-client";
 import { use } from "./cell";
-import { close, health, heard, now, open, runningTotal, stream, upstreams, waiting } from "./live";
+import { close, health, heard, now, open, replicas, runningTotal, stream, upstreams, waiting } from "./live";
 import { notify } from "./notify";
 import { go, link, route, type Route } from "./route";
 import { isScreen, load, viewOf } from "./screens";
@@ -149,6 +149,7 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
         <Mark size={22} />
         <Shown in="strong" text={name} max={40} line />
       </a>
+      <FleetSize />
       {at.screen === "now" ? <span class="well" /> : <Well />}
       <nav class="screens" aria-label="Screens">
         {tabs().map((screen) => (
@@ -177,6 +178,17 @@ function Header({ at, onHelp, onSelf }: { at: Route; onHelp: () => void; onSelf:
         </button>
       </div>
     </header>
+  );
+}
+
+/** In a fleet: how many replicas there are. */
+function FleetSize() {
+  const { rows } = use(replicas);
+  if (!rows.length) return null;
+  return (
+    <a class="fleet num" href={link("connections")} data-testid="fleet-size">
+      {many(rows.length, "replica")}
+    </a>
   );
 }
 
@@ -284,6 +296,7 @@ function useTitle(at: Route): void {
 function Self({ onClose }: { onClose: () => void }) {
   const who = use(me)!;
   const { server } = who;
+  const fleet = use(replicas).rows.length;
   const [leave, leaving] = useAction(signOut);
   return (
     <Dialog
@@ -313,7 +326,7 @@ function Self({ onClose }: { onClose: () => void }) {
             ),
           ],
           ["Revisions", server.revisions.join(", ")],
-          ["Workers", server.workers],
+          fleet ? ["Replicas", fleet] : ["Workers", server.workers],
           ["On record", server.audit ? "every call is in the audit" : "no: this server keeps no audit"],
           ["Clock", `${clock(now())} at the server`],
         ]}

@@ -1,5 +1,5 @@
 // What happens at the server, as it happens: one event stream, and what it has told so far. Nothing here polls.
-import type { Approval, Connection, Figures, Health, Hello, Minute, Row, Tick, Totals, TryEvent, Upstream } from "./api";
+import type { Approval, Connection, Figures, Health, Hello, Minute, Replica, Row, Tick, Totals, TryEvent, Upstream } from "./api";
 import { at, get, me, respond } from "./api-client";
 import { Cell } from "./cell";
 
@@ -15,6 +15,7 @@ export const totals = new Cell<Totals>({ calls: 0, errors: 0, refused: 0 });
 export const minutes = new Cell<Minute[]>([]); // oldest first, the last is going on
 export const waiting = new Cell<Approval[]>([]); // oldest first
 export const connections = new Cell<Connection[]>([]);
+export const replicas = new Cell<{ at: number; rows: Replica[] }>({ at: 0, rows: [] }); // and when they were sent; empty outside of a fleet
 export const health = new Cell<Health | null>(null);
 export const figures = new Cell<Figures>({ last: { calls: 0, errors: 0, refused: 0, p95_ms: 0 }, refused: [], tools: [], trials: [] });
 export const upstreams = new Cell<Upstream[]>([]);
@@ -75,6 +76,7 @@ const TAKES: { [event: string]: (data: any) => void } = {
   },
   connections: (all: Connection[]) => connections.set(all),
   upstreams: (all: Upstream[]) => upstreams.set(all),
+  replicas: (rows: Replica[]) => replicas.set({ at: now(), rows }),
   health: (said: Health) => health.set(said),
   figures: (said: Figures) => figures.set(said),
   tools: () => toolsChanged.set(toolsChanged.value + 1),
@@ -134,6 +136,7 @@ function greet(hello: Hello): void {
   stream.set("open"); // from here on the clock goes again; drawn after all of this
   minutes.set([...hello.minutes.slice(1 - MINUTES), hello.minute]);
   wait(hello.approvals);
+  replicas.set({ at: now(), rows: hello.replicas });
   connections.set(hello.connections);
   upstreams.set(hello.upstreams);
   health.set(hello.health);

@@ -1,8 +1,8 @@
-// Who is connected, in which revision, over what.
-import type { Connection, Stopped } from "../api";
+// Who is connected, in which revision, over what; and in a fleet, to which replicas.
+import type { Connection, Replica, Stopped } from "../api";
 import { at, get, me } from "../api-client";
 import { use } from "../cell";
-import { connections, toolsChanged } from "../live";
+import { connections, replicas, toolsChanged } from "../live";
 import { link } from "../route";
 import { Start, Stop } from "../stop";
 import { Ago, Code, count, Empty, Head, many, Panel, Pill, plain, Shown, useData } from "../ui";
@@ -30,6 +30,7 @@ export function Connections() {
           <Nobody />
         )}
       </Panel>
+      <Replicas />
       <Stops />
     </>
   );
@@ -75,12 +76,79 @@ function One({ of }: { of: Connection }) {
   );
 }
 
+const LATE = 10; // s: two signs of life are missing
+
+const versionOf = (of: Replica): string => `${of.server_version} ${of.version}`;
+
+/** In a fleet: its replicas, the one that started last at the end. */
+function Replicas() {
+  const { at: sent, rows } = use(replicas);
+  if (!rows.length) return null;
+  const sorted = [...rows].sort((a, b) => a.started - b.started || (a.id < b.id ? -1 : 1));
+  const versions = new Set(sorted.map(versionOf));
+  const newest = versionOf(sorted.at(-1)!);
+  const mixed = versions.size > 1 && (
+    <Pill tone="info" icon="refresh" testid="replicas-mixed">
+      {versions.size} versions: a rolling update
+    </Pill>
+  );
+  return (
+    <Panel class="flush below" title="Replicas" extra={mixed} testid="replicas">
+      <table class="cards">
+        <Head of={["Host", "Process", "Version", "Calls in flight>", "Up since", "Last seen"]} />
+        <tbody>
+          {sorted.map((one) => (
+            <ReplicaRow key={one.id} of={one} sent={sent} differs={versionOf(one) !== newest} />
+          ))}
+        </tbody>
+      </table>
+    </Panel>
+  );
+}
+
+function ReplicaRow({ of, sent, differs }: { of: Replica; sent: number; differs: boolean }) {
+  const seen = <Ago at={sent - of.seen} />;
+  return (
+    <tr data-testid={`replica-${of.id}`}>
+      <td>
+        <Shown in="strong" text={of.host} max={80} line />
+      </td>
+      <td data-label="Process" class="num">
+        {of.process}
+      </td>
+      <td data-label="Version">
+        <Shown text={of.server_version} max={40} line /> <Shown in="span.muted" text={`Handrail ${of.version}`} max={60} line />{" "}
+        {differs && (
+          <Pill tone="info" icon="refresh" title="The replica that started last has another version">
+            differs
+          </Pill>
+        )}
+      </td>
+      <td data-label="Calls in flight" class="num right">
+        {count(of.calls)}
+      </td>
+      <td data-label="Up since">
+        <Ago at={of.started} />
+      </td>
+      <td data-label="Last seen">
+        {of.seen < LATE ? (
+          seen
+        ) : (
+          <Pill tone="warn" icon="warn" title="A replica tells of itself every 5 s; one that tells nothing leaves this list after 20 s" testid="replica-late">
+            late: {seen}
+          </Pill>
+        )}
+      </td>
+    </tr>
+  );
+}
+
 /** What a person has stopped, here or on a command line. */
 function Stops() {
   const { data } = useData<{ stops: Stopped[] }>((signal) => get(at("stops"), {}, signal), [use(toolsChanged)]);
   if (!data?.stops.length) return null;
   return (
-    <Panel class="flush stops" title="Stopped" testid="stops">
+    <Panel class="flush below" title="Stopped" testid="stops">
       <table class="cards">
         <Head of={["What", "Name", "Reason", ""]} />
         <tbody>
