@@ -245,6 +245,7 @@ class Engine:
         self.thread_pool = ThreadPool(options.get("workers", 16))
         self.completion_pool = CompletionPool()
         self.open_streams: set[OpenStream] = set()
+        self.changing_for = ""  # the owner whose list a change of a catalog is about; empty: it is about all
         self.on_loss: list[Callable[[str, str, int], None]] = []  # upstream, case, how often; losses outside of calls
         self.middleware: list[Middleware] = []
         self.sinks: tuple[CallSink, ...] = ()
@@ -269,7 +270,8 @@ class Engine:
     def _on_list_changed(self, method: str) -> None:
         self._hide_methods()
         for stream in list(self.open_streams):
-            stream.list_changed(method)
+            if not self.changing_for or owner_of(stream.principal, stream.address) == self.changing_for:
+                stream.list_changed(method)
 
     def announce_lists(self) -> None:
         """Notify all peers that the lists may have changed."""

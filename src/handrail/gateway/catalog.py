@@ -303,7 +303,7 @@ class UpstreamCatalog:
         added += [each for each in all_firsts if entry_of(each.name) is None and each not in new]
         if gone or added:
             self._counted = {each: losses for each, losses in self._counted.items() if each[1] != method}
-            return self._add(method, gone, added)
+            return self._add(method, gone, added, principal_of(key[0]))
         if before is not None and own != before:  # the catalog is as it was, and tells no one
             self.tell_owner(method, key[0])
         return []
@@ -325,8 +325,11 @@ class UpstreamCatalog:
             if owner_of(stream.principal, stream.address) == principal_of(owner):
                 stream.list_changed(LIST_CHANGED[method.partition("/")[0]])
 
-    def _add(self, method: str, gone: list[ToolEntry], added: list[ToolEntry]) -> list[str]:
-        """Exchange entries. A name that is taken goes to what stands first in the configuration, not to the first."""
+    def _add(self, method: str, gone: list[ToolEntry], added: list[ToolEntry], owner: str) -> list[str]:
+        """Exchange entries. A name that is taken goes to what stands first in the configuration, not to the first.
+
+        A change that is about one owner's list is announced to that owner: the others do not see these entries.
+        """
         catalog = self._engine.catalogs[method]
         leaving = set(gone)
         by_name = {each.name: each for each in catalog.entries if each not in leaving}
@@ -344,10 +347,15 @@ class UpstreamCatalog:
                 by_name[name] = other if is_first else entry
                 renamed.append((by_name[name], name))
         later = {each: None for each, _ in renamed}
-        problems = catalog.exchange(gone, [each for each in added if each not in later], in_place=True)
-        for each, name in renamed:
-            each.rename(name)
-        problems += catalog.exchange((), later, in_place=True) if later else []
+        is_of_others = bool(renamed) or any(each.upstream != self._terms.name for each in gone)
+        self._engine.changing_for = "" if is_of_others else owner
+        try:
+            problems = catalog.exchange(gone, [each for each in added if each not in later], in_place=True)
+            for each, name in renamed:
+                each.rename(name)
+            problems += catalog.exchange((), later, in_place=True) if later else []
+        finally:
+            self._engine.changing_for = ""
         self._set_limits(method, [*gone, *added])
         for problem in problems:
             log.warning("gateway: %s: %s", self._terms.name, problem)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ ENTRY_TYPES: Mapping[str, type[ListedEntry]] = {
     "prompts/list": ListedPrompt,
 }
 COALESCE_SECONDS = 0.25  # in which change notices of an upstream become one refresh
+BATCH_SECONDS = 1.0  # that a list which has come waits for the others of its refresh
 RECHECK_SECONDS = 5.0  # before a list that its upstream does not watch over is fetched again
 MAX_AGE_SECONDS = 60.0  # of such a list; a request for an older one waits for the new one
 RETRY_SECONDS = 5.0  # before a list that could not be had is tried again
@@ -52,6 +54,25 @@ class ListUpstream(SessionUpstream, Protocol):
     def on_not_listed(self, problem: PeerError | Refused, owner: str) -> None: ...
 
 
+class Batch:
+    """Lists that are fetched because of one change: all are applied in one turn, so that a client hears of it once."""
+
+    def __init__(self, size: int) -> None:
+        self._missing = size
+        self._is_complete = asyncio.Event()
+
+    def arrive(self) -> None:
+        self._missing -= 1
+        if self._missing <= 0:
+            self._is_complete.set()
+
+    async def wait(self) -> None:
+        """Wait for the others, but not for long: one slow session does not keep a change from the clients of others."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BATCH_SECONDS):
+                await self._is_complete.wait()
+
+
 class View:
     """The state of what an upstream lists for one owner with one set of capabilities."""
 
@@ -61,6 +82,7 @@ class View:
         self.is_loaded = False
         self.loading: asyncio.Task[bool] | None = None
         self.checked_at = self.listed_at = float("-inf")
+        self.has_arrived = False  # its lists are fetched, and wait for those of others
         self.problem = ""  # why they could not be had, if this gateway refused it
         self.is_stale = False
         self.needs_sign_in = False  # its caller has no grant, or one that is not taken any more
@@ -155,21 +177,24 @@ class UpstreamLists:
             view = self.views[view_key] = View(owner, key)
         return view
 
-    def _load(self, view: View, peer: CallPeer | None = None) -> None:
-        view.loading = asyncio.get_running_loop().create_task(self._load_view(view, peer))
-        view.loading.add_done_callback(partial(self._on_loaded, view))
+    def _load(self, view: View, peer: CallPeer | None = None, batch: Batch | None = None) -> None:
+        view.loading = asyncio.get_running_loop().create_task(self._load_view(view, peer, batch))
+        view.loading.add_done_callback(partial(self._on_loaded, view, batch))
 
-    def _on_loaded(self, view: View, task: asyncio.Task[bool]) -> None:
+    def _on_loaded(self, view: View, batch: Batch | None, task: asyncio.Task[bool]) -> None:
         """Handle the end of a load, also of one that was cancelled before it began."""
+        if batch is not None and not view.has_arrived:
+            batch.arrive()
         view.checked_at = time.monotonic()
         if view.loading is task:
             view.loading = None
         if task.cancelled() or task.result():  # else everything is as it was
             self._upstream.on_change()
 
-    async def _load_view(self, view: View, peer: CallPeer | None) -> bool:
+    async def _load_view(self, view: View, peer: CallPeer | None, batch: Batch | None) -> bool:
         """Fetch the lists of a view; return whether anything but their age may be another now."""
         view.is_stale, was_good = False, view.is_loaded and not view.needs_sign_in
+        view.has_arrived = False
         session: UpstreamSession | None = None
         try:
             session = await self._pool.session(view.owner, view.key, peer)
@@ -182,6 +207,10 @@ class UpstreamLists:
                     if refused.code != _UNKNOWN_METHOD:
                         raise
                     lists[method] = None
+            if batch is not None:
+                view.has_arrived = True
+                batch.arrive()
+                await batch.wait()
             self._catalog.apply(self._view_key(view.owner, view.key), lists, self._upstream.revision)
             shared.is_loaded, view.needs_sign_in = True, False
             shared.has_waited, shared.listed_at = False, time.monotonic()
@@ -228,10 +257,12 @@ class UpstreamLists:
         stale = [view for view in self.views.values() if view.is_stale and view.is_loaded]
         if any(view.loading is not None for view in stale):
             self._refreshing = asyncio.get_running_loop().call_later(COALESCE_SECONDS, self._refresh_stale)
-        for view in stale:
-            is_open = self._pool.stateless is not None or (view.owner, view.key) in self._pool.sessions
-            if view.loading is None and is_open and not self._upstream.is_stopped:
-                self._load(view)
+        sessions = self._pool.sessions if self._pool.stateless is None else None
+        due = [each for each in stale if sessions is None or (each.owner, each.key) in sessions]
+        due = [each for each in due if each.loading is None and not self._upstream.is_stopped]
+        batch = Batch(len(due)) if len(due) > 1 else None
+        for view in due:
+            self._load(view, batch=batch)
 
     async def load(self, key: CapabilityKey) -> None:
         """Fetch the lists for a set of capabilities, and wait for them as long as a first list may."""
