@@ -18,14 +18,18 @@ from pathlib import Path
 import pytest
 
 from cli_runs import handrail
+from consoles import Served
 from faults import until
 from fleets import Fleet, fleet
-from handrail import Client, HandrailError
+from handrail import Client, HandrailError, stores
 from handrail.audit.format import measure_arguments
+from handrail.engine.fleet import replicas_in
+from handrail.stores import Store, StoreError
 from patience import PATIENCE, SOAK
 from postgres_servers import PostgresServer, Schema
-from redis_servers import ON_DISK, RedisServer
+from redis_servers import ON_DISK, RedisServer, Sentinels
 from requirements import requirement
+from servers_http import Client as SessionClient
 
 SETTINGS = """
 [limits]
@@ -167,3 +171,107 @@ async def test_whatever_dies_nothing_that_was_answered_is_lost(tmp_path: Path, s
     lost = [number for number, digest in digests.items() if calls.get(digest) not in outcomes]
     assert lost == [], "answered, and not on record"
     print(f"{len(load.answered)} answered, {dict(load.failed)}, {len(effects)} effects, {len(records)} records")
+
+
+@requirement("P-18", "P-21")
+async def test_a_replica_whose_clock_is_an_hour_ahead_does_no_harm(tmp_path: Path) -> None:
+    with durable_redis() as redis, fleet(tmp_path, redis.url(), count=1, settings=SETTINGS) as two:
+        await asyncio.to_thread(lambda: two.add(FLEET_CLOCK="3600"))
+        for first, second in (two.replicas, two.replicas[::-1]):
+            session = SessionClient(first.endpoint, "2025-11-25")
+            await session.open()
+            for session.url in (second.endpoint, first.endpoint):
+                assert (await session.ask(session.message(2, "ping")))[0] == 200
+            async with Client(first.endpoint, confirm=lambda *_: True) as client:
+                call = asyncio.create_task(client.call("pay", {"to": f"at-{first.endpoint[-8:-4]}"}))
+                approval = await waiting_approval(two)
+                await asyncio.to_thread(operator, two, "approve", approval, "yes")
+                async with asyncio.timeout(PATIENCE):
+                    assert not (await call).result.is_error
+        payees = [line.split()[0] for line in two.runs]
+        assert len(payees) == len(set(payees)) == 2
+
+
+@requirement("P-20")
+async def test_after_a_failover_sessions_limits_and_calls_go_on(tmp_path: Path) -> None:
+    sentinels = Sentinels()
+    try:
+        settings = SETTINGS + "[store]\naccept_loss = true\n"
+        with fleet(tmp_path, sentinels.url, count=2, settings=settings) as two:
+            load = Load([each.endpoint for each in two.replicas])
+            session = SessionClient(two.replicas[0].endpoint, "2025-11-25")
+            await session.open()
+            async with load.running():
+                await load.goes_on()
+                await asyncio.to_thread(sentinels.master.kill)
+                await load.goes_on()
+                store = stores.open(sentinels.url, name="fleet")
+                try:
+                    async with asyncio.timeout(PATIENCE):
+                        while not await is_listed(store, len(two.replicas)):
+                            pass  # until the replica of Redis is the master, and has what it needs
+                finally:
+                    await store.close()
+                await load.goes_on()
+            for session.url in (each.endpoint for each in two.replicas):
+                assert (await session.ask(session.message(2, "ping")))[0] == 200
+        effects = [int(line) for line in (tmp_path / "notes").read_text().split()]
+        assert len(effects) == len(set(effects))
+        assert load.answered <= set(effects)
+    finally:
+        sentinels.stop()
+
+
+async def is_listed(store: Store, count: int) -> bool:
+    """Return whether all replicas have listed themselves in a store that can be used."""
+    try:
+        return len(await replicas_in(store)) == count
+    except StoreError:
+        await asyncio.sleep(0.05)
+        return False
+
+
+def operator(two: Fleet, *words: str) -> str:
+    home = two.folder / "operator"
+    home.mkdir(exist_ok=True)
+    done = handrail(*words, home=home, env={"HANDRAIL_STORE": two.store})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def waiting_approval(two: Fleet) -> str:
+    async with asyncio.timeout(PATIENCE):
+        while not (waiting := json.loads(await asyncio.to_thread(operator, two, "approve", "--json"))):
+            pass
+    [approval] = waiting
+    return str(approval["id"])
+
+
+@requirement("GW-10", "GW-17")
+@pytest.mark.parametrize("victim", [0, 1], ids=["that runs the command", "that passes the call on"])
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+async def test_a_gateway_killed_during_a_question_leaves_no_call_open(
+    tmp_path: Path, victim: int, revision: str
+) -> None:
+    target = Path(__file__).parents[1] / "support" / "servers_fleet_gateway.py"
+    with durable_redis() as redis, fleet(tmp_path, redis.url(), settings=SETTINGS, target=target) as three:
+        holder, other, third = three.replicas
+
+        async def answer(question: object) -> dict[str, str]:
+            if not victims:
+                victims.append((holder, other)[victim])
+                await asyncio.to_thread(victims[0].kill)
+            return {"name": "Ada"}
+
+        victims: list[Served] = []
+        async with Client(holder.endpoint, elicit=lambda _: {"name": "Ada"}, revision=revision) as client:
+            await client.call("name")  # the first replica has the command of this caller now
+        async with asyncio.timeout(PATIENCE):
+            try:
+                async with Client(other.endpoint, elicit=answer, revision=revision, timeout=20.0) as client:
+                    result = await client.call("name")
+                    assert result.result.is_error or "Ada" in result.text
+            except HandrailError:  # told so, which is all that can be known of it
+                assert victims
+            async with Client(third.endpoint, elicit=answer, revision=revision) as client:
+                assert "Ada" in (await client.call("name")).text
