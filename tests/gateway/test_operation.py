@@ -95,6 +95,23 @@ async def test_a_name_that_is_taken_is_the_firsts_in_the_configuration_whoever_c
                 assert {name: tool["description"] for name, tool in (await listed(each)).items()} == expected
 
 
+@requirement("GW-02", "GW-03")
+async def test_a_name_that_is_free_again_goes_to_an_upstream_whose_own_list_has_not_changed(ran: Ran) -> None:
+    async with (
+        offering(R4, simple("search", "of the first"), simple("other")) as first,
+        offering(R4, simple("search", "of the second")) as second,
+        place("memory", [behind(first, name="first", new="allow"), behind(second, name="second")]) as gateway,
+    ):
+        wire = await gateway.client(R4)
+        ran(R4, "memory")
+        assert (await listed(wire))["search"]["description"] == "of the first"
+        offer(first, simple("other"))
+        await until(wire, lambda tools: "search" not in tools)
+        await gateway.server.upstreams["second"].refresh()
+        assert (await listed(wire))["search"]["description"] == "of the second"
+        assert text_of(await wire.call("search", {})) == "I am search"
+
+
 LONG = {
     "x" * 62: "p_" + "x" * 62,
     **{
