@@ -998,3 +998,18 @@ async def test_memory_url_opens_a_store_that_is_read_without_waiting() -> None:
 def test_a_url_of_no_backend_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not memory:, sqlite:///path"):
         stores.open(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:se/cret@host:6379/1", "redis://***@host:6379"),
+        ("redis://:se?cret@host", "redis://***@host"),
+        ("postgresql://user:se@cr/et@host/db?sslmode=require", "postgresql://***@host"),
+        ("postgresql://user:se@cret@host/db?password=secret", "postgresql://user:***@host/db"),
+        ("https://host/@person", "https://host/@person"),
+        ("sqlite:///a@b:c.db", "sqlite:///a@b:c.db"),
+    ],
+)
+def test_a_url_is_shown_without_any_part_of_a_password_also_if_that_is_not_escaped(url: str, shown: str) -> None:
+    assert stores.public_url(url) == shown

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from handrail import Gateway
+from handrail.engine.core import Limits
 
 UPSTREAM = Path(__file__).parent / "servers_fleet_upstream.py"
 
-server = Gateway(name="fleet-gateway", version="1")
+server = Gateway(name="fleet-gateway", version="1", limits=Limits(grace_seconds=60.0))
 server.include(f"{sys.executable} {UPSTREAM}", name="counter", prefix="", trusted=True)

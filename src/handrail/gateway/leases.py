@@ -72,8 +72,8 @@ class Leases:
         is_used: Callable[[str, str], bool],
         on_lost: Callable[[str, str], None],
     ) -> None:
-        """`own` is asked once the server listens. `is_used` tells whether an owner has a connection to an upstream;
-        `on_lost` has to end it.
+        """`own` is asked once the server listens. `is_used` tells whether an owner has a connection to an upstream,
+        or a call of it; `on_lost` has to end the connection.
         """
         self.store = store
         self._own = own
@@ -142,13 +142,16 @@ class Leases:
     async def _renew_for_ever(self) -> None:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            for key, held in [*self._held.items()]:
-                try:
-                    await self._renew(key, held)
-                except StoreError as problem:
-                    log.warning("gateway: %s: lease not renewed: %s", held.upstream, problem)
-                if held.until <= asyncio.get_running_loop().time() and self._held.pop(key, None) is not None:
-                    self._on_lost(held.upstream, held.owner)
+            # All at once: one after the other, many would take longer than they last.
+            await asyncio.gather(*(self._renew_or_lose(key, held) for key, held in self._held.items()))
+
+    async def _renew_or_lose(self, key: str, held: _Held) -> None:
+        try:
+            await self._renew(key, held)
+        except StoreError as problem:
+            log.warning("gateway: %s: lease not renewed: %s", held.upstream, problem)
+        if held.until <= asyncio.get_running_loop().time() and self._held.pop(key, None) is not None:
+            self._on_lost(held.upstream, held.owner)
 
     async def _renew(self, key: str, held: _Held) -> None:
         """Renew a lease, or give it back if its connection has ended. One that another replica has now is lost."""

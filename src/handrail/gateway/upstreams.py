@@ -268,9 +268,16 @@ class Upstreams:
     def _own_lease(self, replica: str) -> Lease:
         return Lease(self.engine.address, replica)
 
-    def _is_connected(self, name: str, owner: str) -> bool:
-        upstream = self.by_name.get(name)
-        return upstream is not None and any(principal_of(each) == owner for each, _ in upstream.pool.sessions)
+    def _is_used(self, name: str, owner: str) -> bool:
+        """Return whether an owner has a connection to an upstream, or a call that waits for one or shares one."""
+        upstream, in_flight = self.by_name.get(name), self.engine.in_flight
+        if upstream is None:
+            return False
+        calls = [each.state for each in upstream.pool.calls]
+        calls += [] if in_flight is None else [each for each in in_flight.tasks.values() if each.entry.upstream == name]
+        return any(principal_of(each) == owner for each, _ in upstream.pool.sessions) or any(
+            owner_of(each.principal, each.peer.address) == owner for each in calls
+        )
 
     def _on_lease_lost(self, name: str, owner: str) -> None:
         if (upstream := self.by_name.get(name)) is not None:
@@ -305,7 +312,7 @@ class Upstreams:
         async with AsyncExitStack() as stack:
             if (store := self.engine.guard_set.shared_store) is not None:
                 own_lease = partial(self._own_lease, token_hex(8))
-                self.leases = Leases(store, own_lease, self._is_connected, self._on_lease_lost)
+                self.leases = Leases(store, own_lease, self._is_used, self._on_lease_lost)
                 await stack.enter_async_context(self.leases.renewing())
                 self.engine.has_leases = True
                 stack.callback(setattr, self.engine, "has_leases", False)

@@ -143,6 +143,8 @@ def public_url(url: str) -> str:
     if not colon:
         return url
     authority, slash, path = rest.partition("?")[0].partition("/")
+    if ":" in authority and "@" in rest[len(authority) :]:  # a "/" or "?" that may be of a password, not written %2F
+        return f"{scheme}://***@{rest.rpartition('@')[2].partition('?')[0].partition('/')[0]}"
     user, at, hosts = authority.rpartition("@")
     name = user.partition(":")[0]
     return f"{scheme}://{name}{':***' if ':' in user else ''}{at}{hosts}{slash}{path}"

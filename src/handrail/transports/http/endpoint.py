@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import unquote
 
 from msgspec.json import decode as parse
@@ -32,7 +32,7 @@ from handrail.stores import Store, StoreError, supports
 from handrail.suggest import describe_value, expect
 from handrail.transports.http import methods as post, methods as streams
 from handrail.transports.http.exchange import JSON, METADATA_PATH, EndpointState, Exchange, Fields, Receive, Scope, Send
-from handrail.transports.http.forwarding import HEADER, address_in
+from handrail.transports.http.forwarding import HEADER, origin_in
 from handrail.transports.http.methods import Continuation
 from handrail.transports.http.monitoring import RequestMonitor
 from handrail.transports.http.options import EndpointOptions
@@ -158,8 +158,8 @@ class Endpoint:
         root, path, method = scope.get("root_path"), scope["path"], scope["method"]
         exchange = Exchange(self.state, scope, receive, send, headers)
         exchange.principal = ANONYMOUS
-        if HEADER in headers:
-            exchange.forwarded_for = address_in(self.engine, headers[HEADER])
+        if HEADER in headers and (origin := origin_in(self.engine, headers[HEADER])) is not None:
+            exchange.forwarded_for, exchange.forwarded_digest = origin
         if root:
             path = path.removeprefix(root).rstrip("/") or self.path
         if path != self.path or self.state.stopping or method not in self._handlers:
@@ -257,7 +257,8 @@ class Endpoint:
         conversations = self.state.conversations()
         for conversation in conversations:
             conversation.close_subscriptions()
-        calls = [landing for each in conversations for landing in each.pending_replies()]
+        calls: list[asyncio.Future[Any]] = [landing for each in conversations for landing in each.pending_replies()]
+        calls += self.state.forwarder.tasks
         if calls:
             await asyncio.wait(calls, timeout=self.engine.limits.grace_seconds)
         for conversation in self.state.conversations():

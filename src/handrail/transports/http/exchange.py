@@ -25,7 +25,7 @@ from handrail.protocol.connection import Connection
 from handrail.protocol.http_rules import ORIGIN, PROTOCOL, Headers, base_url
 from handrail.protocol.trace import NO_TRACE, trace_headers
 from handrail.stores import StoreError
-from handrail.transports.http.forwarding import Forwarder
+from handrail.transports.http.forwarding import HEADER, STOPPING, Forwarder
 
 if TYPE_CHECKING:
     from handrail.transports.http1.request import RequestResponseCycle
@@ -41,6 +41,7 @@ WholeResponse = tuple[int, Fields, bytes]  # status, headers, body
 KEEP_ALIVE_SECONDS = 15.0
 WATCH_DELAY_SECONDS = 0.05  # a call that takes longer gets a task, which watches for its client to disconnect
 RETRY_MS = 1_000
+_HIDDEN_HEADERS = frozenset({b"authorization", HEADER})  # a tool must not see them
 _YIELD_BYTES = 64 * 1024  # unsent; beyond, a sender lets other calls run
 
 JSON: Fields = [(b"content-type", b"application/json")]
@@ -355,6 +356,7 @@ class Exchange:
     handler: Callable[[Exchange], Awaitable[None]] | None = None  # of a request that is no message
     is_placed = False  # in the replica that has the upstream process of its caller
     forwarded_for: str | None = None  # the address of the client, if another replica passed the request on
+    forwarded_digest = ""  # of the message that it passed on
     _disconnect_task: asyncio.Task[None] | None = None
 
     def __init__(self, endpoint: EndpointState, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
@@ -395,8 +397,8 @@ class Exchange:
         conversation.headers = headers = self.headers
         conversation.scope, conversation.path = self.scope, endpoint.path
         conversation.trace_headers = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
-        if b"authorization" in headers:  # a tool must not see it
-            conversation.headers = {name: headers[name] for name in headers if name != b"authorization"}
+        if b"authorization" in headers or HEADER in headers:
+            conversation.headers = {name: headers[name] for name in headers if name not in _HIDDEN_HEADERS}
         return conversation
 
     def check_session(self, session: HttpSession | None) -> HttpSession:
@@ -410,7 +412,8 @@ class Exchange:
         return session
 
     def respond_stopping(self) -> None:
-        self.response.respond_text(503, "The server is stopping", [(b"retry-after", b"1")])
+        fields = [] if self.forwarded_for is None else [(HEADER, STOPPING)]
+        self.response.respond_text(503, "The server is stopping", [(b"retry-after", b"1"), *fields])
 
     def respond_store_failed(self, problem: StoreError) -> None:
         log.error("http: %s not done, the store failed: %s", self.scope["method"], problem)

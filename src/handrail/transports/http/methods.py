@@ -31,6 +31,7 @@ from handrail.protocol.http_rules import NAME_PARAMS, PROTOCOL, SESSION
 from handrail.revisions.base import CAPABILITIES, VERSION
 from handrail.stores import StoreError
 from handrail.transports.http.exchange import JSON, KEEP_ALIVE_SECONDS, WATCH_DELAY_SECONDS, Exchange, Fields
+from handrail.transports.http.forwarding import digest_of
 
 log = logging.getLogger("handrail")
 
@@ -108,6 +109,9 @@ def accept(exchange: Exchange, body: bytes) -> Continuation:
     """
     if exchange.endpoint.stopping:  # since the head arrived
         exchange.respond_stopping()
+        return None
+    if exchange.forwarded_for is not None and exchange.forwarded_digest != digest_of(body):
+        exchange.response.respond_text(400, "handrail-forwarded is for another message")
         return None
     exchange.raw, exchange.message = body, (message := jsonrpc.decode(body))
     stream_id = exchange.scope["query_string"] and _sse_stream_id(exchange)
