@@ -18,7 +18,8 @@ from cli_runs import handrail
 from consoles import Served
 from faults import text_of, until
 from fleets import Fleet, fleet
-from handrail import Client, RemoteProtocolError, __version__, stores
+from handrail import Client, RemoteProtocolError, Server, __version__, stores
+from handrail.engine import fleet as engine_fleet
 from handrail.engine.fleet import replicas_in
 from patience import PATIENCE
 from redis_servers import ON_DISK, RedisServer, shared_server
@@ -259,6 +260,27 @@ async def test_a_key_is_replaced_while_replicas_run(tmp_path: Path) -> None:
         settings = "[store]\naccept_loss = true\n"
         text = await asyncio.to_thread(start, tmp_path / "old", database, settings, HANDRAIL_KEY=old)
         assert "another key" in text
+
+
+async def test_a_fleet_that_runs_for_months_keeps_its_name_and_the_note_of_its_key(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_fleet, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(engine_fleet, "BEATS_PER_NOTE", 2)
+    server = Server("lasting", keys=[secrets.token_bytes(32)], store=redis_url, accept_loss=True)
+    store, directory = stores.open(redis_url, name="lasting"), stores.open(redis_url)
+    try:
+        async with server.serving(), asyncio.timeout(PATIENCE):
+            assert await store.delete(engine_fleet.KEY_NOTE)  # as their time to live does
+            assert await directory.delete(engine_fleet.SERVER_PREFIX + "lasting")
+            while not await store.get(engine_fleet.KEY_NOTE):
+                pass
+            while "lasting" not in await engine_fleet.servers_in(redis_url):
+                pass
+    finally:
+        await directory.delete(engine_fleet.SERVER_PREFIX + "lasting")  # the commands of other tests name no server
+        await directory.close()
+        await store.close()
 
 
 @requirement("P-21")

@@ -25,6 +25,7 @@ log = logging.getLogger("handrail")
 BEAT_SECONDS = 5.0
 REPLICA_TTL_SECONDS = 20.0
 NOTE_TTL_SECONDS = 30 * 86_400.0  # of the key and the name of a server that no replica has for so long
+BEATS_PER_NOTE = 720  # the key and the name are noted anew each hour
 PREFIX = "replica:"
 SERVER_PREFIX = "server:"  # in the part of a store that all servers share
 KEY_NOTE = "sealing-key"
@@ -74,10 +75,14 @@ async def joined(engine: Engine, store: Store) -> AsyncIterator[None]:
             f"HANDRAIL_KEY is not set: all replicas that share a store need the same key to read each other's"
             f" sessions; {KEY_HINT}"
         )
-    await _note_key(engine.seal.fingerprints, store)
-    place = engine.guard_options.get("store")
-    if is_url(place):
-        await _register(str(place), engine.identity.name)
+    fingerprints, place = engine.seal.fingerprints, engine.guard_options.get("store")
+
+    async def note() -> None:
+        await _note_key(fingerprints, store)
+        if is_url(place):
+            await _register(str(place), engine.identity.name)
+
+    await note()
     started, identity = engine.clock(), token_hex(6)
 
     def replica(beat: int) -> bytes:
@@ -90,6 +95,8 @@ async def joined(engine: Engine, store: Store) -> AsyncIterator[None]:
         while True:
             try:
                 await store.put(PREFIX + identity, replica(number), ttl=REPLICA_TTL_SECONDS)
+                if number % BEATS_PER_NOTE == BEATS_PER_NOTE - 1:
+                    await note()
             except StoreError as problem:
                 log.warning("fleet: this replica is not listed: %s", problem)
             number += 1
