@@ -246,3 +246,21 @@ async def test_leases_are_renewed_together(monkeypatch: pytest.MonkeyPatch) -> N
                 await store.passed.wait()
         finally:
             store.passed.set()
+
+
+async def test_two_replicas_that_advertise_one_address_are_named_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each takes the other for a process that was there before it."""
+    monkeypatch.setattr(gateway_leases, "RENEW_SECONDS", 0.01)
+    store, lost = MemoryStore(), asyncio.Event()
+
+    def leases(replica: str) -> Leases:
+        return Leases(store, lambda: Lease("http://balancer", replica), lambda *_: True, lambda *_: lost.set())
+
+    one, other = leases("1"), leases("2")
+    async with one.renewing(), asyncio.timeout(PATIENCE):
+        assert await one.other_holder("counter", "ada") is None
+        assert await other.other_holder("counter", "ada") is None
+        await lost.wait()
+    assert "counter: lease lost" in caplog.text

@@ -99,6 +99,9 @@ class Leases:
             return ForeignLease(self, key, lease)
         try:
             value = await self._claim(key)
+            while value != self._value and (earlier := decode(value, type=Lease)).address == self._own().address:
+                await ForeignLease(self, key, earlier).give_up()  # of a process that was here before this one
+                value = await self._claim(key)
         except StoreError as problem:
             log.warning("gateway: %s: not known which replica has it, served by this one: %s", upstream, problem)
             return None
@@ -108,9 +111,6 @@ class Leases:
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         lease = decode(value, type=Lease)
-        if lease.address == self._own().address:  # of a process that was here before this one
-            await ForeignLease(self, key, lease).give_up()
-            return await self.other_holder(upstream, owner)
         self._known[key] = now + KNOWN_SECONDS, lease
         return ForeignLease(self, key, lease)
 
@@ -151,6 +151,8 @@ class Leases:
         except StoreError as problem:
             log.warning("gateway: %s: lease not renewed: %s", held.upstream, problem)
         if held.until <= asyncio.get_running_loop().time() and self._held.pop(key, None) is not None:
+            text = "gateway: %s: lease lost: not renewed in time, or another replica advertises the address of this one"
+            log.warning(text, held.upstream)
             self._on_lost(held.upstream, held.owner)
 
     async def _renew(self, key: str, held: _Held) -> None:
