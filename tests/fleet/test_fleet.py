@@ -244,6 +244,24 @@ async def test_a_replica_that_would_do_harm_does_not_start(three: Fleet, tmp_pat
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(
+    ("store", "options", "is_warned"),
+    [
+        ("redis", "", True),
+        ("redis", ", keys=[__import__('hashlib').sha256(b'one').digest()]", False),
+        ("memory:", "", False),
+    ],
+)
+async def test_check_says_whether_a_shared_store_lacks_a_key(
+    three: Fleet, tmp_path: Path, store: str, options: str, is_warned: bool
+) -> None:
+    (tmp_path / "one.py").write_text(f"from handrail import Server\nserver = Server('one'{options})\n")
+    place = three.store if store == "redis" else store
+    done = await asyncio.to_thread(handrail, "check", "one.py", "--store", place, home=tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("HANDRAIL_KEY is not set" in done.stdout + done.stderr) == is_warned
+
+
 async def test_a_key_is_replaced_while_replicas_run(tmp_path: Path) -> None:
     old, new = secrets.token_hex(32), secrets.token_hex(32)
     database = shared_server().url(database=1)  # no other replica has a key there

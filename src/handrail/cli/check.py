@@ -64,7 +64,8 @@ def run_check(args: Namespace, screen: Screen) -> int:
     engines = reports_of({name: guards.get(name) or getattr(config, name).url for name in ("store", "audit")})
     signed_by, problems = _signing(config, server_guards)
     warnings = [*warnings, *risks_of(engines), *problems]
-    if "store" in engines and "HANDRAIL_KEY" not in os.environ:
+    has_key = "HANDRAIL_KEY" in os.environ if server is None else server.engine.has_shared_key
+    if "store" in engines and engines["store"].place.startswith("redis") and not has_key:
         warnings.append("HANDRAIL_KEY is not set, so a server that shares this store does not start: all need one key")
     if screen.as_json:
         over_http, over_stdio = command_config.approvers(server)
