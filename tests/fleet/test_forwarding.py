@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import closing
 from operator import sub
 from pathlib import Path
+from secrets import token_bytes
 
 import pytest
 import redis
-from msgspec.json import encode
 
 from consoles import Served, key_of, people
 from faults import until
@@ -20,6 +20,7 @@ from fleets import SETTINGS, Fleet, fleet
 from handrail import Client, HandrailError, stores
 from handrail.gateway import leases as gateway_leases
 from handrail.gateway.leases import Lease, Leases
+from handrail.protocol.seal import Seal
 from handrail.stores import Append, Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from patience import PATIENCE
@@ -28,6 +29,7 @@ from servers_http import Client as SessionClient
 
 TARGET = Path(__file__).parents[1] / "support" / "servers_fleet_gateway.py"
 DATABASE = 6  # no other server has a name there
+SEAL = Seal([token_bytes(32)])
 CALLERS = ("ada", "bob", "cem", "dan", "eve")  # each has a lease of its own
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -60,6 +62,11 @@ async def step(served: Served, who: str) -> int:
         return int((await client.call("step")).text.split()[1])
 
 
+def lease_of(two: Fleet, address: str) -> bytes:
+    """Return a lease as a replica of the fleet stores it."""
+    return Seal([two.key.encode()]).seal("lease", "", [address, "a replica of the test"], 2**53).encode()
+
+
 @contextlib.asynccontextmanager
 async def held_at(two: Fleet, who: str, address: str) -> AsyncIterator[tuple[Store, str]]:
     """Let the lease of a caller be that of a replica at `address`; yield the store, and the key there."""
@@ -67,7 +74,7 @@ async def held_at(two: Fleet, who: str, address: str) -> AsyncIterator[tuple[Sto
         before = {key for key, _ in await store.scan("upstream-lease:")}
         await step(two.replicas[1], who)
         [key] = {key for key, _ in await store.scan("upstream-lease:")} - before
-        await store.put(key, encode(Lease(address, "a replica of the test")))
+        await store.put(key, lease_of(two, address))
         yield store, key
 
 
@@ -116,7 +123,7 @@ async def test_a_machine_that_answers_nothing_is_replaced_by_the_first_call(two:
         async with held_at(two, "ada", address) as (store, key), asyncio.timeout(PATIENCE):
             pid = await step(two.replicas[0], "ada")
             assert await step(two.replicas[0], "ada") == pid
-            assert address.encode() not in (await store.get(key) or b"")
+            assert await store.get(key) != lease_of(two, address)
 
 
 async def stop(headers: dict[str, str], writer: asyncio.StreamWriter) -> None:
@@ -236,7 +243,7 @@ async def test_leases_are_renewed_together(monkeypatch: pytest.MonkeyPatch) -> N
     """One after the other, many would take longer than a lease lasts."""
     monkeypatch.setattr(gateway_leases, "RENEW_SECONDS", 0.01)
     store = GatheringStore(20)
-    leases = Leases(store, lambda: Lease("http://one", "1"), lambda *_: True, lambda *_: None)
+    leases = Leases(store, SEAL, lambda: Lease("http://one", "1"), lambda *_: True, lambda *_: None)
     async with leases.renewing():
         for number in range(20):
             assert await leases.other_holder("counter", f"caller {number}") is None
@@ -248,6 +255,22 @@ async def test_leases_are_renewed_together(monkeypatch: pytest.MonkeyPatch) -> N
             store.passed.set()
 
 
+async def test_a_lease_that_no_replica_has_written_sends_no_request_anywhere(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests carry the tokens of callers: who can write the store must not say where they go."""
+    store = MemoryStore()
+    leases = Leases(store, SEAL, lambda: Lease("http://here", "1"), lambda *_: True, lambda *_: None)
+    other = Leases(store, SEAL, lambda: Lease("http://there", "2"), lambda *_: True, lambda *_: None)
+    assert await other.other_holder("counter", "ada") is None
+    held = await leases.other_holder("counter", "ada")
+    assert held is not None and held.address == "http://there"
+    leases.forget(held.key)
+    for forged in (b'{"address":"http://evil","replica":"3"}', held.value[:-1] + b"A", b"\xff"):
+        await store.put(held.key, forged)
+        assert await leases.other_holder("counter", "ada") is None
+        assert "served by this one" in caplog.text
+        caplog.clear()
+
+
 async def test_two_replicas_that_advertise_one_address_are_named_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,7 +279,7 @@ async def test_two_replicas_that_advertise_one_address_are_named_in_the_log(
     store, lost = MemoryStore(), asyncio.Event()
 
     def leases(replica: str) -> Leases:
-        return Leases(store, lambda: Lease("http://balancer", replica), lambda *_: True, lambda *_: lost.set())
+        return Leases(store, SEAL, lambda: Lease("http://balancer", replica), lambda *_: True, lambda *_: lost.set())
 
     one, other = leases("1"), leases("2")
     async with one.renewing(), asyncio.timeout(PATIENCE):

@@ -14,8 +14,8 @@ from functools import cached_property, partial
 from hashlib import blake2b
 
 from msgspec import Struct
-from msgspec.json import decode, encode
 
+from handrail.protocol.seal import Seal
 from handrail.stores import Delete, Store, StoreError
 
 __all__ = ["Lease", "Leases"]
@@ -26,6 +26,7 @@ LEASE_SECONDS = 15.0
 RENEW_SECONDS = 5.0
 KNOWN_SECONDS = 2.0  # for which the holder of a lease is not looked up again
 MAX_KNOWN = 10_000
+_PURPOSE, _NEVER = "lease", 2**53  # the store ends a lease
 
 
 class Lease(Struct, frozen=True):
@@ -40,20 +41,17 @@ class ForeignLease(Struct, frozen=True):
 
     leases: Leases
     key: str
-    lease: Lease
-
-    @property
-    def address(self) -> str:
-        return self.lease.address
+    address: str
+    value: bytes  # as it is stored
 
     async def still_holds(self) -> bool:
         """Return whether the replica has its lease; False if it does not renew it, or has given it back."""
-        return await self.leases.store.get(self.key) == encode(self.lease)
+        return await self.leases.store.get(self.key) == self.value
 
     async def give_up(self) -> None:
         """End the lease of a replica that cannot be reached any more."""
         self.leases.forget(self.key)
-        await self.leases.store.commit([Delete(self.key, if_equals=encode(self.lease))])
+        await self.leases.store.commit([Delete(self.key, if_equals=self.value)])
 
 
 class _Held(Struct, eq=False):
@@ -68,6 +66,7 @@ class Leases:
     def __init__(
         self,
         store: Store,
+        seal: Seal,
         own: Callable[[], Lease],
         is_used: Callable[[str, str], bool],
         on_lost: Callable[[str, str], None],
@@ -76,15 +75,24 @@ class Leases:
         or a call of it; `on_lost` has to end the connection.
         """
         self.store = store
+        self._seal = seal
         self._own = own
         self._is_used = is_used
         self._on_lost = on_lost
         self._held: dict[str, _Held] = {}  # by key
-        self._known: dict[str, tuple[float, Lease | None]] = {}  # of other replicas, and until when that counts
+        self._known: dict[str, tuple[float, ForeignLease | None]] = {}  # of other replicas, and until when that counts
 
     @cached_property
     def _value(self) -> bytes:
-        return encode(self._own())
+        """This replica's leases, as they are stored. Requests go to their address: who writes the store forges none."""
+        own = self._own()
+        return self._seal.seal(_PURPOSE, "", [own.address, own.replica], _NEVER).encode()
+
+    def _foreign(self, key: str, value: bytes) -> ForeignLease:
+        content = self._seal.read(_PURPOSE, "", value.decode("latin-1"))
+        if content is None:
+            raise StoreError("what is stored there is no lease of a replica")
+        return ForeignLease(self, key, content[1][0], value)
 
     async def other_holder(self, upstream: str, owner: str) -> ForeignLease | None:
         """Return the lease of another replica; None if this one has it. One that is free is taken.
@@ -96,30 +104,29 @@ class Leases:
             return None
         until, lease = self._known.get(key, (0.0, None))
         if lease is not None and until > now:
-            return ForeignLease(self, key, lease)
+            return lease
         try:
-            value = await self._claim(key)
-            while value != self._value and (earlier := decode(value, type=Lease)).address == self._own().address:
-                await ForeignLease(self, key, earlier).give_up()  # of a process that was here before this one
-                value = await self._claim(key)
+            lease = await self._claim(key)
+            while lease is not None and lease.address == self._own().address:
+                await lease.give_up()  # of a process that was here before this one
+                lease = await self._claim(key)
         except StoreError as problem:
             log.warning("gateway: %s: not known which replica has it, served by this one: %s", upstream, problem)
             return None
-        if value == self._value:
+        if lease is None:
             self._held[key] = _Held(upstream, owner, now + LEASE_SECONDS)
             return None
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        lease = decode(value, type=Lease)
         self._known[key] = now + KNOWN_SECONDS, lease
-        return ForeignLease(self, key, lease)
+        return lease
 
-    async def _claim(self, key: str) -> bytes:
-        """Take a lease if it is free; return who has it."""
+    async def _claim(self, key: str) -> ForeignLease | None:
+        """Take a lease if it is free; return that of another replica; None if this one has it."""
         while not await self.store.put(key, self._value, ttl=LEASE_SECONDS, if_absent=True):
             if (value := await self.store.get(key)) is not None:
-                return value
-        return self._value
+                return None if value == self._value else self._foreign(key, value)
+        return None
 
     def forget(self, key: str) -> None:
         """Look up again who holds a lease."""

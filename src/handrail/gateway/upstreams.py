@@ -312,7 +312,7 @@ class Upstreams:
         async with AsyncExitStack() as stack:
             if (store := self.engine.guard_set.shared_store) is not None:
                 own_lease = partial(self._own_lease, token_hex(8))
-                self.leases = Leases(store, own_lease, self._is_used, self._on_lease_lost)
+                self.leases = Leases(store, self.engine.seal, own_lease, self._is_used, self._on_lease_lost)
                 await stack.enter_async_context(self.leases.renewing())
                 self.engine.has_leases = True
                 stack.callback(setattr, self.engine, "has_leases", False)
