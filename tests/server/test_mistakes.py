@@ -27,7 +27,7 @@ import handrail
 from handrail import Call, Client, Clocks, Form, Gateway, Limits, Principal, SchemaError, Server, ToolError
 from handrail.auth import ApiKeys, Introspection, JwtVerifier, OAuth
 from handrail.errors import CallFailed, InvalidResult, LocalProtocolError
-from handrail.guards import Approvals, Policy, Predicate, Rates, Rule, Sanitize, ToolRate
+from handrail.guards import Approvals, Policy, Predicate, Rates, Rule, Sanitize, ToolRate, UpstreamRate
 from handrail.testing import Peer
 from requirements import requirement
 
@@ -364,6 +364,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Object]] = {
     "handrail.guards.Policy": (Policy, {}),
     "handrail.guards.Rule": (Rule, {"verdict": "deny"}),
     "handrail.guards.Rates": (Rates, {}),
+    "handrail.guards.UpstreamRate": (UpstreamRate, {}),
     "handrail.guards.Sanitize": (Sanitize, {}),
     "handrail.auth.ApiKeys": (ApiKeys, {"keys": {}}),
     "handrail.auth.JwtVerifier": (

@@ -56,6 +56,7 @@ async def authorized_upstream(
     async with Home(time.time).running() as home:
         home.lifetime = lifetime
         upstream = Upstream(home)
+        # rates: a test may make more calls than any caller
         server = Server("upstream", revisions=revisions, rates=None, instructions="canary-instructions")
 
         @server.tool(read_only=True)

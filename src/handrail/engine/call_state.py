@@ -48,7 +48,7 @@ class CallPeer(Protocol):
     is_identified: bool  # the transport has verified who the peer is
     trace_headers: Headers | None  # over HTTP, the headers that name a trace
     headers: Headers | None  # over HTTP
-    scope: Mapping[str, Any] | None  # over HTTP, of the ASGI request
+    reached_at: tuple[str, str] | None  # over HTTP, the scheme and the root path of the request
     path: str  # over HTTP, of the endpoint
 
 

@@ -77,7 +77,7 @@ class Dispatcher:
     _request: Request  # that is handled now
     _request_tasks: set[asyncio.Task[None]] | None = None  # of requests other than calls that are answered later
     headers: Headers | None = None  # over HTTP, what the arguments are mirrored in
-    scope: Mapping[str, Any] | None = None  # over HTTP, of the ASGI request
+    reached_at: tuple[str, str] | None = None  # over HTTP, the scheme and the root path of the request
     path = ""  # over HTTP, of the endpoint
     _unannounced: dict[tuple[str, str], None] | None = None  # method and URI; of a watched stream
     _announcement_pending = False

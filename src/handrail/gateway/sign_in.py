@@ -245,7 +245,10 @@ def is_anonymous(owner: str) -> bool:
 
 def endpoint_of(peer: CallPeer) -> str:
     """Return the URL of the endpoint that a caller has reached over HTTP; empty for any other."""
-    return base_url(peer.scope, peer.headers or {}) + peer.path if peer.scope is not None else ""
+    if peer.reached_at is None:
+        return ""
+    scheme, root_path = peer.reached_at
+    return base_url({"scheme": scheme, "root_path": root_path}, peer.headers or {}) + peer.path
 
 
 def _entry(terms: Terms, owner: Any, run: Callable[[Object, Call], Any]) -> ToolEntry:

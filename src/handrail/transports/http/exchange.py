@@ -395,7 +395,9 @@ class Exchange:
         conversation.address, conversation.raw_message = self.peer, self.raw
         conversation.is_identified = endpoint.auth is not None
         conversation.headers = headers = self.headers
-        conversation.scope, conversation.path = self.scope, endpoint.path
+        scope = self.scope  # it has the token of the caller, which no tool may see
+        conversation.reached_at = scope.get("scheme", "http"), scope.get("root_path", "")
+        conversation.path = endpoint.path
         conversation.trace_headers = trace_headers(headers) if b"traceparent" in headers else NO_TRACE
         if b"authorization" in headers or HEADER in headers:
             conversation.headers = {name: headers[name] for name in headers if name not in _HIDDEN_HEADERS}
