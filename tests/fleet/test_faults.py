@@ -12,7 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from handrail.engine.fleet import replicas_in
 from handrail.stores import Store, StoreError
 from patience import PATIENCE, SOAK
 from postgres_servers import PostgresServer, Schema
-from redis_servers import ON_DISK, RedisServer, Sentinels
+from redis_servers import ON_DISK, RedisServer, Sentinels, slow_way
 from requirements import requirement
 from servers_http import Client as SessionClient
 
@@ -190,6 +190,28 @@ async def test_a_replica_whose_clock_is_an_hour_ahead_does_no_harm(tmp_path: Pat
                     assert not (await call).result.is_error
         payees = [line.split()[0] for line in two.runs]
         assert len(payees) == len(set(payees)) == 2
+
+
+async def test_on_a_slow_network_everything_works(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        redis = stack.enter_context(durable_redis())
+        store = f"redis://127.0.0.1:{stack.enter_context(slow_way(redis.port, 0.05))}"
+        two = stack.enter_context(fleet(tmp_path, store, count=2, settings=SETTINGS))
+        load = Load([each.endpoint for each in two.replicas])
+        async with load.running():
+            await load.goes_on()
+            session = SessionClient(two.replicas[0].endpoint, "2025-11-25")
+            await session.open()
+            for session.url in (two.replicas[1].endpoint, two.replicas[0].endpoint):
+                assert (await session.ask(session.message(2, "ping")))[0] == 200
+            async with Client(two.replicas[0].endpoint, confirm=lambda *_: True) as client:
+                call = asyncio.create_task(client.call("pay", {"to": "Ada"}))
+                await asyncio.to_thread(operator, two, "approve", await waiting_approval(two), "yes")
+                async with asyncio.timeout(PATIENCE):
+                    assert not (await call).result.is_error
+            await load.goes_on()
+        assert load.failed == Counter()
+        assert [line.split()[0] for line in two.runs] == ["Ada"]
 
 
 @requirement("P-20")

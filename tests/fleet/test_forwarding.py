@@ -39,7 +39,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     url, folder = shared_server().url(database=DATABASE), tmp_path_factory.mktemp("forwarding")
     settings = SETTINGS + people(*CALLERS)
-    with fleet(folder, url, count=2, settings=settings, target=TARGET) as made:
+    with fleet(folder, url, count=0, settings=settings, target=TARGET) as made:
+        for _ in range(2):
+            made.add(FLEET_GRACE="60")
         yield made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import os
@@ -11,9 +12,12 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +216,39 @@ def shared_cluster() -> RedisCluster:
     cluster = RedisCluster()
     atexit.register(cluster.stop)
     return cluster
+
+
+@contextmanager
+def slow_way(port: int, seconds: float) -> Iterator[int]:
+    """A port that leads to another one, by a way on which every byte takes so long."""
+
+    async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await source.read(65536):
+            loop.call_later(seconds, sink.write, data)
+        loop.call_later(seconds, sink.close)
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            back, forth = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(pass_on(reader, forth), pass_on(back, writer))
+
+    async def serve() -> None:
+        server, stop = await asyncio.start_server(lead, "127.0.0.1", 0), asyncio.Event()
+        port: int = server.sockets[0].getsockname()[1]
+        ready.set_result((port, partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)))
+        await stop.wait()
+        server.close()
+
+    ready = Future[tuple[int, Callable[[], object]]]()
+    thread = threading.Thread(target=asyncio.run, args=[serve()])
+    thread.start()
+    port_before, stop = ready.result(PATIENCE)
+    try:
+        yield port_before
+    finally:
+        stop()
+        thread.join(PATIENCE)
 
 
 def fresh_name() -> str:

@@ -1,7 +1,8 @@
-"""A gateway in front of one command with a state, for the fleet's tests."""
+"""A gateway in front of one command with a state, and of a server over HTTP if there is one, for the fleet's tests."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,5 +11,9 @@ from handrail.engine.core import Limits
 
 UPSTREAM = Path(__file__).parent / "servers_fleet_upstream.py"
 
-server = Gateway(name="fleet-gateway", version="1", limits=Limits(grace_seconds=60.0))
+server = Gateway(
+    name="fleet-gateway", version="1", limits=Limits(grace_seconds=float(os.environ.get("FLEET_GRACE", "3")))
+)
 server.include(f"{sys.executable} {UPSTREAM}", name="counter", prefix="", trusted=True)
+if url := os.environ.get("FLEET_UPSTREAM"):
+    server.include(url, name="web", prefix="web_", trusted=True)
