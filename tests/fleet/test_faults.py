@@ -29,7 +29,7 @@ from patience import PATIENCE, SOAK
 from postgres_servers import PostgresServer, Schema
 from redis_servers import ON_DISK, RedisServer, Sentinels, slow_way
 from requirements import requirement
-from servers_http import Client as SessionClient
+from servers_http import Client as SessionClient, closed as closed
 
 SETTINGS = """
 [limits]

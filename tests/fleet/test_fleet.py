@@ -25,13 +25,21 @@ from patience import PATIENCE
 from redis_servers import ON_DISK, RedisServer, shared_server
 from requirements import requirement
 from rigs_console import Object, Page
-from servers_http import Client as SessionClient
+from servers_http import OPEN, Client as SessionClient
 from wires import ALL
 from wires_http import HttpWire
 
 Ran = Callable[[str, str], None]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    for reply in OPEN:
+        reply.close()
+    OPEN.clear()
 
 
 @pytest.fixture(scope="module")
@@ -366,12 +374,12 @@ SETTINGS_DURABLE = '[limits]\nprincipal = ""\naddress = ""\nlists = ""\n'
 
 async def test_a_rolling_restart_loses_no_call(tmp_path: Path) -> None:
     with fleet(tmp_path, shared_server().url(database=4)) as rolling:  # no other replica has a key there
-        url = rolling.balanced()
+        balancer = rolling.balancer()
         done, is_over = 0, asyncio.Event()
 
         async def load() -> None:
             nonlocal done
-            async with Client(url) as client:
+            async with Client(balancer.url) as client:
                 while not is_over.is_set():
                     await client.call("pid")
                     done += 1
@@ -379,8 +387,11 @@ async def test_a_rolling_restart_loses_no_call(tmp_path: Path) -> None:
         callers = [asyncio.create_task(load()) for _ in range(4)]
         for replica in rolling.replicas:
             before = done
+            others = [each.endpoint for each in rolling.replicas if each is not replica]
+            await asyncio.to_thread(balancer.lead_to, *others)
             await asyncio.to_thread(replica.end)
             await asyncio.to_thread(replica.start_again)
+            await asyncio.to_thread(balancer.lead_to, replica.endpoint, *others)
             await until(lambda: done > before + 20, "calls go on")  # noqa: B023 — it is used here only
         is_over.set()
         await asyncio.gather(*callers)

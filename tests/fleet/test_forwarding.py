@@ -25,7 +25,7 @@ from handrail.stores import Append, Delete, Put, Store
 from handrail.stores.memory import MemoryStore
 from patience import PATIENCE
 from redis_servers import shared_server
-from servers_http import Client as SessionClient
+from servers_http import OPEN, Client as SessionClient
 
 TARGET = Path(__file__).parents[1] / "support" / "servers_fleet_gateway.py"
 DATABASE = 6  # no other server has a name there
@@ -33,6 +33,14 @@ SEAL = Seal([token_bytes(32)])
 CALLERS = ("ada", "bob", "cem", "dan", "eve")  # each has a lease of its own
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    for reply in OPEN:
+        reply.close()
+    OPEN.clear()
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ daemon off;
 events {{ worker_connections 1024; }}
 http {{
   access_log off;
+  keepalive_timeout 0;
   client_body_temp_path {folder}/body;
   proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/fastcgi;
@@ -69,21 +71,44 @@ def _listens(port: int) -> bool:
         return True
 
 
-@contextmanager
-def nginx(*urls: str) -> Iterator[str]:
-    """Round robin before some endpoints; yields the URL of the one that clients use."""
-    path, port = require_nginx(), free_port()
-    with tempfile.TemporaryDirectory(prefix="handrail-nginx-") as folder:
+class Nginx:
+    """Round robin before some endpoints, in a process of its own."""
+
+    def __init__(self, folder: Path, urls: Sequence[str]) -> None:
+        self._config, self._port = folder / "nginx.conf", free_port()
+        self.url = f"http://127.0.0.1:{self._port}{urlsplit(urls[0]).path}"
+        self._configure(urls)
+        command = [require_nginx(), "-e", f"{folder}/error.log", "-p", str(folder), "-c", str(self._config)]
+        self._process = subprocess.Popen(command)
+        until(lambda: _listens(self._port), "nginx")
+
+    def _configure(self, urls: Sequence[str]) -> None:
         servers = " ".join(f"server {urlsplit(url).netloc} max_fails=0;" for url in urls)
-        config = Path(folder) / "nginx.conf"
-        config.write_text(NGINX.format(folder=folder, servers=servers, port=port))
-        process = subprocess.Popen([path, "-e", f"{folder}/error.log", "-p", folder, "-c", str(config)])
-        try:
-            until(lambda: _listens(port), "nginx")
-            yield f"http://127.0.0.1:{port}{urlsplit(urls[0]).path}"
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+        self._config.write_text(NGINX.format(folder=self._config.parent, servers=servers, port=self._port))
+
+    def lead_to(self, *urls: str) -> None:
+        """Send new requests to these endpoints only, as an orchestrator does before it stops a replica."""
+        before = self._workers()
+        self._configure(urls)
+        self._process.send_signal(signal.SIGHUP)
+        until(lambda: not before & self._workers() and self._workers(), "nginx has read its configuration")
+
+    def _workers(self) -> set[int]:
+        """Return the processes that accept connections."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        titles = {int(pid): _title(int(pid)) for pid in children}
+        return {pid for pid, title in titles.items() if "worker process" in title and "shutting down" not in title}
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(PATIENCE)
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except OSError:
+        return ""
 
 
 class Fleet:
@@ -107,8 +132,14 @@ class Fleet:
         self.replicas.append(replica)
         return replica
 
+    def balancer(self) -> Nginx:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="handrail-nginx-")))
+        balancer = Nginx(folder, [each.endpoint for each in self.replicas])
+        self._stack.callback(balancer.stop)
+        return balancer
+
     def balanced(self) -> str:
-        return self._stack.enter_context(nginx(*(each.endpoint for each in self.replicas)))
+        return self.balancer().url
 
     @property
     def runs(self) -> list[str]:
