@@ -274,7 +274,8 @@ async def test_a_lease_that_no_replica_has_written_sends_no_request_anywhere(cap
     held = await leases.other_holder("counter", "ada")
     assert held is not None and held.address == "http://there"
     leases.forget(held.key)
-    for forged in (b'{"address":"http://evil","replica":"3"}', held.value[:-1] + b"A", b"\xff"):
+    changed = held.value[:-9] + held.value[-9:][::-1] + b"A"
+    for forged in (b'{"address":"http://evil","replica":"3"}', changed, b"\xff"):
         await store.put(held.key, forged)
         assert await leases.other_holder("counter", "ada") is None
         assert "served by this one" in caplog.text

@@ -45,6 +45,7 @@ log = logging.getLogger("handrail")
 ANONYMOUS = Principal("anonymous")
 FINAL_WRITE_SECONDS = 0.5
 RESUBSCRIBE_SECONDS = 1.0
+SUBSCRIBE_SECONDS = 2.0  # that a start waits until messages of other processes are heard
 _PREFLIGHT: Fields = [
     (b"access-control-allow-methods", b"GET, POST, DELETE"),
     (b"access-control-max-age", b"600"),
@@ -245,8 +246,12 @@ class Endpoint:
                     store = self.engine.guard_set.shared_store or store
                 self.state.sessions = HttpSessions(self.engine, store)
                 for process_id in ("", self.state.sessions.process_id):
-                    listener = asyncio.create_task(self._receive_session_messages(topic_of(process_id)))
+                    subscribed = asyncio.Event()
+                    listener = asyncio.create_task(self._receive_session_messages(topic_of(process_id), subscribed))
                     stack.callback(listener.cancel)
+                    with suppress(TimeoutError):  # else what another process sends for the first requests is lost
+                        async with asyncio.timeout(SUBSCRIBE_SECONDS):
+                            await subscribed.wait()
                 if supports(store, "processes"):
                     stack.enter_context(self._announcing_updates(asyncio.get_running_loop()))
                 self._stack = stack.pop_all()
@@ -288,11 +293,12 @@ class Endpoint:
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _receive_session_messages(self, topic: str) -> None:
+    async def _receive_session_messages(self, topic: str, subscribed: asyncio.Event) -> None:
         """Handle messages that other workers received for requests in this one."""
         while True:
             try:
                 async with self.state.sessions.store.subscribe(topic) as messages:
+                    subscribed.set()
                     async for message in messages:
                         self._on_session_message(*parse(message, type=tuple[str, bytes | None]))
             except StoreError as problem:
